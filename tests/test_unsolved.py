@@ -13,10 +13,10 @@ import pytest
 import torch
 
 import hardnet as hn
-from hardnet.functional import box_rows, nearest, polyhedron
-from hardnet.functional import solve as solving
+from hardnet.functional import nearest
 from hardnet.layers import projection
 from hardnet.solvers import Status
+from hardnet.solvers.polyhedron import box_rows, fixed
 
 D = torch.float64
 BAD = [1, 3]
@@ -38,16 +38,23 @@ def spoil(found, raw):
 @pytest.fixture
 def unsolved(monkeypatch):
     """Solvers that do not solve the samples in `BAD` of `raw_outputs`."""
-    solve, fixed, find, traced = polyhedron.solve, polyhedron.project_fixed, box_rows.find_in_box, box_rows.solve
-    few, program = nearest.answer, solving.fixed_program
-    left = lambda y, raw: torch.where(raw[..., :1] > 50, torch.nan, y)
-    monkeypatch.setattr(polyhedron, "solve", lambda rows, **given: spoil(solve(rows, **given), rows.raw))
-    monkeypatch.setattr(polyhedron, "project_fixed", lambda rows, *given: spoil(fixed(rows, *given), rows.raw))
-    monkeypatch.setattr(box_rows, "find_in_box", lambda flat, rows: spoil(find(flat, rows), flat[0]))
+    solve, program, inside, traced = nearest.solve, fixed.project_fixed, nearest._in_box, box_rows.solve
+    few = nearest.fixed_program
+
+    def pivots(rows, *given):
+        found, inverse = program(rows, *given)
+        return spoil(found, rows.raw), inverse
+
+    def few_rows(rows, gradient):
+        found = spoil(few(rows, gradient), rows.raw)
+        return found._replace(y=torch.where(rows.raw[..., :1] > 50, torch.nan, found.y))
+
+    monkeypatch.setattr(nearest, "solve", lambda rows, **given: spoil(solve(rows, **given), rows.raw))
+    monkeypatch.setattr(fixed, "project_fixed", pivots)
+    monkeypatch.setattr(nearest, "_in_box", lambda rows: spoil(inside(rows), rows.raw))
     monkeypatch.setattr(box_rows, "solve", lambda raw, *flat, **given: spoil(traced(raw, *flat, **given), raw))
-    monkeypatch.setattr(nearest, "answer", lambda rows, gradient: left(few(rows, gradient), rows.raw))
+    monkeypatch.setattr(nearest, "fixed_program", few_rows)
     monkeypatch.setattr(projection, "_by_faces", lambda *_: None)  # a program that leaves no sample unsolved
-    monkeypatch.setattr(solving, "fixed_program", lambda rows, gradient: spoil(program(rows, gradient), rows.raw))
 
 
 class Family(NamedTuple):
@@ -161,7 +168,7 @@ def test_routes_that_read_no_value(name, route, policy, unsolved):
 
 def test_rows_that_hold_at_a_point_that_nothing_proves_nearest(monkeypatch):
     """Such a point is FEASIBLE: it is returned, with one warning of the layer, and counts as unsolved in the status."""
-    family, solve = FAMILIES["rows"], polyhedron.solve
+    family, solve = FAMILIES["rows"], nearest.solve
 
     def doubted(rows, **given):
         found = solve(rows, **given)
@@ -171,7 +178,7 @@ def test_rows_that_hold_at_a_point_that_nothing_proves_nearest(monkeypatch):
 
     raw, layer = raw_outputs(family), layer_of(family, "auto")
     expected = layer(raw)
-    monkeypatch.setattr(polyhedron, "solve", doubted)
+    monkeypatch.setattr(nearest, "solve", doubted)
     with pytest.warns(hn.errors.NotConvergedWarning, match=r"2 of 5 points .* \(residual 1.0e-03 in samples 1, 3\)"):
         y = layer(raw)
     assert torch.equal(y, expected)

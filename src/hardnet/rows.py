@@ -57,6 +57,11 @@ class Batch(NamedTuple):
         return self[:4]
 
     @property
+    def boxed(self) -> bool:
+        """Whether there are bounds on the outputs themselves."""
+        return self.box_lower is not None or self.box_upper is not None
+
+    @property
     def learned(self) -> bool:
         """Whether autograd needs a derivative of this call."""
         if torch.is_grad_enabled():

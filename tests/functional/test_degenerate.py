@@ -6,7 +6,7 @@ import torch
 
 import hardnet as hn
 from benchmarks.structured import FAMILIES
-from hardnet.functional.solve import solve_rows
+from hardnet.functional import solve_rows
 from hardnet.solvers import Status
 from hardnet.structure import BoxedRows
 

@@ -8,7 +8,9 @@ import torch
 
 import hardnet as hn
 from hardnet.errors import HardNetError, OptionError
-from hardnet.functional import nearest_formulas, project_affine
+from hardnet.functional import project_affine
+from hardnet.kernels.tolerances import FEW_ROWS
+from hardnet.nearest import few_rows
 from hardnet.solvers import Status
 from tests.bounds import assert_within, of_factor
 from tests.functional.nearest_cases import nearest_exactly, nearest_few, random_problem, small_integers, tensors
@@ -62,7 +64,7 @@ def test_the_certificate_holds_from_near_and_far(m, n, dtype):
         size = raw.abs().amax(-1) + found.y.abs().amax(-1)
         gap = raw.double() - found.y.double() - terms.sum(1)
         rounding = 4 * torch.finfo(dtype).eps * (size + terms.abs().sum((1, 2)))
-        assert (gap.abs().amax(-1) <= nearest_formulas.STATIONARY * size + rounding).all()
+        assert (gap.abs().amax(-1) <= FEW_ROWS.stationary * size + rounding).all()
 
 
 @pytest.mark.parametrize(("dtype", "large"), [(torch.float64, 2.0**490), (torch.float32, 2.0**60)])
@@ -231,7 +233,7 @@ def one_sided(raw, A, bounds, side, *absent):
     """All results of the formulas for one bound, with the other one `absent` or infinite."""
     infinite = torch.full_like(bounds[side], -math.inf if side else math.inf)
     kept = [*absent, infinite][0]
-    return nearest_formulas.nearest(raw, A, *((kept, bounds[1]) if side else (bounds[0], kept)))
+    return few_rows.nearest(raw, A, *((kept, bounds[1]) if side else (bounds[0], kept)))
 
 
 class Rows(torch.nn.Module):
@@ -272,10 +274,10 @@ def test_it_exports_and_onnx_runs_it_without_an_operator_of_its_own(tmp_path):
 
 def test_a_wrong_active_set_is_noticed(monkeypatch):
     raw, A, lower, upper = random_problem(4, 30, 2, 3, equalities=0.0)
-    right = nearest_formulas.nearest(raw, A, lower, upper)
-    solve = nearest_formulas.solve
-    monkeypatch.setattr(nearest_formulas, "solve", lambda *parts: (0.5 * solve(*parts)[0], solve(*parts)[1]))
-    wrong = nearest_formulas.nearest(raw, A, lower, upper)
+    right = few_rows.nearest(raw, A, lower, upper)
+    solve = few_rows.multipliers
+    monkeypatch.setattr(few_rows, "multipliers", lambda *parts: (0.5 * solve(*parts)[0], solve(*parts)[1]))
+    wrong = few_rows.nearest(raw, A, lower, upper)
     moved = (right.dual != 0).any(-1)
     assert moved.any()
     assert (wrong.status[moved] == Status.NOT_CONVERGED).all()

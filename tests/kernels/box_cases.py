@@ -3,14 +3,15 @@
 import torch
 
 from hardnet.kernels.gpu.nearest import BoxRows
-from hardnet.solvers.polyhedron.box_rows import Outcome, solve
+from hardnet.solvers.polyhedron.box_rows import solve
+from hardnet.solvers.solution import Found
 from tests.solvers.box_families import KINDS, D, box_family, flat_box
 
 EPS = torch.finfo(D).eps
 
 
 def outcome(flat, rounding=EPS):
-    return Outcome(*BoxRows().forward(flat, rounding))
+    return Found(*BoxRows().forward(flat, rounding))
 
 
 def agree(flat, rounding=EPS):

@@ -3,9 +3,10 @@
 import torch
 
 from hardnet.kernels.gpu.nearest import BoxRows
-from hardnet.nearest.derivative import Found, first
+from hardnet.nearest.derivative import first
 from hardnet.rows import Batch
-from hardnet.solvers.polyhedron.box_rows import Outcome, solve
+from hardnet.solvers.polyhedron.box_rows import solve
+from hardnet.solvers.solution import Found
 from tests.solvers.box_families import KINDS, D, box_family, flat_box
 
 EPS = torch.finfo(D).eps
@@ -13,7 +14,7 @@ SHORT = torch.finfo(torch.float32).eps
 
 
 def outcome(flat, rounding=EPS):
-    return Outcome(*BoxRows().forward(flat, rounding))
+    return Found(*BoxRows().forward(flat, rounding))
 
 
 def on(device, kind, samples, k, n, seed=0):
@@ -135,9 +136,9 @@ def compare_gradient(flat):
     needed = (True,) * 6
     numbers = [part[0] if len(part) == 1 < len(flat[0]) else part for part in flat]
     rows = Batch(*numbers[:4], None, *numbers[4:], look=True)
-    plain = first(grad, rows, Found(found.y, found.dual, found.side, found.place, *found[4:]), needed)
+    plain = first(grad, rows, found, needed)
     plain = [part.reshape(like.shape) for part, like in zip(plain, flat, strict=True)]
-    passed = BoxRows().backward(grad, flat, found, needed)
+    passed = BoxRows().backward(grad, flat, found[:5], needed)
     for number, (ours, theirs) in enumerate(zip(passed, plain, strict=True)):
         size = 1 + theirs.abs().amax()
         assert ours.shape == theirs.shape

@@ -7,28 +7,23 @@ import torch
 from hardnet.functional import derivatives
 from hardnet.kernels.gpu.nearest import AnyRows
 from hardnet.kernels.gpu.polyhedron import project_on_chip as project
-from hardnet.kernels.limits import Tolerances
 from hardnet.rows import Batch, step_limit
 from hardnet.solvers import Status
 from hardnet.solvers.polyhedron import projection
+from hardnet.solvers.polyhedron.problem import GENERAL
+from hardnet.solvers.solution import Found
 from tests.solvers import families
 from tests.solvers.near import far_away, just_outside, roundings_outside
 
 EPS = torch.finfo(torch.float64).eps
-TOLERANCES = Tolerances(
-    projection.INSIDE,
-    projection.FEASIBLE,
-    projection.SOLVED,
-    projection.STRICT,
-    projection.CERTAIN,
-    projection.ALLOWED * EPS,
-)
+TOLERANCES = GENERAL._replace(allowed=GENERAL.allowed * EPS)
 
 
 def answer(raw, A, lower, upper):
     """The result of the fused kernel, and which samples it leaves open."""
     *found, unsolved, _ = project(raw, A, lower, upper, step_limit(A), TOLERANCES)
-    return projection.Outcome(*found[:3], torch.zeros_like(unsolved, dtype=torch.int8), *found[3:]), unsolved
+    y, dual, side, steps, residual = found
+    return Found(y, None, dual, side, torch.zeros_like(unsolved, dtype=torch.int8), residual, steps), unsolved
 
 
 def compare(family, device, most_open=0, steps=True):
@@ -44,7 +39,7 @@ def compare(family, device, most_open=0, steps=True):
         assert (got - right).abs().max() <= 1e-11 * right.abs().max().clamp_min(1.0), (A.shape, name)
     assert found.side[good].to(expected.side).equal(expected.side[good])
     assert not steps or found.iterations[good].equal(expected.iterations[good])
-    assert (found.residual[good] <= projection.SOLVED).all()
+    assert (found.residual[good] <= GENERAL.solved).all()
 
 
 def compare_whole(family, device):
@@ -90,7 +85,7 @@ def compare_far(device):
         raw, A, lower, upper = far_away(distance, 8, 6, 20)
         *flat, rounding = (*(part.to(device) for part in (raw, A, lower, upper)), EPS)
         found = projection._by_kernel(AnyRows(), Batch(*flat), None, rounding)
-        met = roundings_outside(found.y.cpu(), A, lower, upper) <= projection.ALLOWED
+        met = roundings_outside(found.y.cpu(), A, lower, upper) <= GENERAL.allowed
         assert (met | found.residual.cpu().isinf()).all(), distance
 
 
@@ -101,7 +96,7 @@ def compare_near(device):
         *flat, rounding = (*(part.to(device) for part in (raw, A, lower, upper)), EPS)
         found = projection._by_kernel(AnyRows(), Batch(*flat), None, rounding)
         assert (found.status == Status.SOLVED).all(), roundings
-        assert (roundings_outside(found.y.cpu(), A, lower, upper) <= projection.ALLOWED).all(), roundings
+        assert (roundings_outside(found.y.cpu(), A, lower, upper) <= GENERAL.allowed).all(), roundings
 
 
 def by_active_rows(monkeypatch=None):

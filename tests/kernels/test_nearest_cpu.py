@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from hardnet.functional import nearest, nearest_formulas
+from hardnet.functional import nearest
 from hardnet.kernels.cpu.launch import FewRows
+from hardnet.nearest import few_rows
 from hardnet.rows import take_rows
 from hardnet.solvers import Status
 from hardnet.testing import check_kernel
@@ -20,7 +21,7 @@ pytest.importorskip("numba")
 def test_kernels_agree_with_the_formulas(m, n, dtype):
     make = lambda seed: degenerate(seed, m, n, dtype)
     check_kernel(
-        outputs(on_batch(FewRows())), outputs(nearest_formulas.nearest), make, tolerance=TOLERANCE[dtype], seeds=(0, 1)
+        outputs(on_batch(FewRows())), outputs(few_rows.nearest), make, tolerance=TOLERANCE[dtype], seeds=(0, 1)
     )
 
 

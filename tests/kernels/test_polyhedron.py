@@ -7,7 +7,8 @@ import hardnet as hn
 from hardnet.kernels.cpu import launch
 from hardnet.kernels.cpu.launch import BoxRows
 from hardnet.kernels.cpu.ready import entries
-from hardnet.solvers.polyhedron.box_rows import Outcome, solve
+from hardnet.solvers.polyhedron.box_rows import solve
+from hardnet.solvers.solution import Found
 from tests.draws import draw
 from tests.solvers.box_families import KINDS, D, box_family, flat_box
 
@@ -22,7 +23,7 @@ def test_agrees_with_plain_torch(kind, k):
     """They agree to the conditioning of the projection; plain torch solves the samples left open here afterward."""
     for n in (1, 2, 7, 60):
         flat = flat_box(*box_family(kind, 40, k, n, seed=n))
-        found, plain = Outcome(*BoxRows().forward(flat, EPS)), solve(*flat, rounding=EPS)
+        found, plain = Found(*BoxRows().forward(flat, EPS)), solve(*flat, rounding=EPS)
         both = (found.status == 0) & (plain.status == 0)
         error = (found.y - plain.y).abs().amax(-1) / flat[0].abs().amax(-1).clamp_min(1.0)
         assert (error <= 1e-10)[both].all()
@@ -33,12 +34,12 @@ def test_agrees_with_plain_torch(kind, k):
 def test_raw_inside_is_returned_bit_for_bit_and_bad_numbers_are_invalid():
     raw, A, lower, upper, low, high = (part.clone() for part in box_family("plain", 8, 3, 5))
     y = solve(*flat_box(raw, A, lower, upper, low, high), rounding=EPS).y
-    found = Outcome(*BoxRows().forward(flat_box(y, A, lower, upper, low, high), EPS))
+    found = Found(*BoxRows().forward(flat_box(y, A, lower, upper, low, high), EPS))
     assert torch.equal(found.y, y)
     assert (found.dual == 0).all()
     raw[2, 1], A[3, 0, 2], low[4, 0], lower[5, 1] = torch.nan, torch.inf, high[4, 0] + 1, torch.nan
     flat = flat_box(raw, A, lower, upper, low, high)
-    bad = Outcome(*BoxRows().forward(flat, EPS))
+    bad = Found(*BoxRows().forward(flat, EPS))
     assert bad.status.tolist() == [0, 0, 3, 3, 3, 3, 0, 0]
     mates = flat_box(*(part[6:] for part in (raw, A, lower, upper, low, high)))
     assert torch.equal(bad.y[6:], BoxRows().forward(mates, EPS)[0])

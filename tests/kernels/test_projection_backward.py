@@ -4,10 +4,11 @@ import pytest
 import torch
 
 import hardnet.nearest.derivative as formulas
-from hardnet.functional import polyhedron
+from hardnet.functional import nearest
 from hardnet.nearest.policy import Policy
 from hardnet.rows import Batch, take_rows
 from hardnet.solvers import Status
+from hardnet.solvers.solution import Found
 from tests.draws import draw
 from tests.kernels.interpreter import interpret
 from tests.solvers.families import duplicated, gaussian
@@ -20,7 +21,7 @@ EPS = {torch.float64: 1e-11, torch.float32: 1e-6}
 def project_affine(raw, A, lower=None, upper=None, **options):
     """The solver of any rows, also where few rows have their own."""
     rows = take_rows(raw, A, lower, upper)
-    return rows.as_given(polyhedron.project(rows, Policy(**options)))
+    return rows.as_given(nearest.nearest(rows, Policy(**options), most_few=0))
 
 
 class Kernel:
@@ -143,10 +144,10 @@ def compare_flags():
     assert flags(numbers, side, status.to(torch.int8), True) == [1, 0, 1, 0, 1]
     assert flags(numbers, side, status.to(torch.int8), False) == [1, 0, 0, 0, 1]
     one = [part[2:3] for part in (*numbers, side, status)]
-    saved = (one[0], torch.zeros_like(one[2]), *one[4:])
+    saved = Found(one[0], None, torch.zeros_like(one[2]), *one[4:], one[0][:, 0])
     rows = Batch(*one[:4], look=True)
-    assert formulas._fused(one[0], rows, *saved, (True, True, True, True)) is None
-    assert formulas._fused(one[0], rows, *saved, (True, False, True, True)) is not None
+    assert formulas._fused(one[0], rows, saved, (True, True, True, True)) is None
+    assert formulas._fused(one[0], rows, saved, (True, False, True, True)) is not None
 
 
 def compare_nearly_dependent():

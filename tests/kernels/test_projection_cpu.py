@@ -4,19 +4,17 @@ import pytest
 import torch
 
 from hardnet.kernels.cpu.launch import AnyRows
-from hardnet.kernels.limits import Tolerances
 from hardnet.rows import Batch, step_limit
 from hardnet.solvers import Status, project_affine
 from hardnet.solvers.polyhedron import projection
+from hardnet.solvers.polyhedron.problem import GENERAL
 from tests.bounds import of_factor
 from tests.draws import draw
 from tests.solvers.families import FAMILIES, gaussian, product
 
 pytest.importorskip("numba")
 
-TOLERANCES = Tolerances(
-    projection.INSIDE, projection.FEASIBLE, projection.SOLVED, projection.STRICT, projection.CERTAIN, torch.inf
-)
+TOLERANCES = GENERAL._replace(allowed=torch.inf)
 CLEAN = [(10, 5, 0), (10, 20, 0), (10, 20, 2), (7, 7, 7), (50, 50, 10), (100, 100, 50), (25, 100, 0), (1, 4, 0)]
 """Numbers of outputs, rows and equalities of families without ties."""
 
@@ -41,7 +39,7 @@ def test_agrees_with_the_steps(n, m, equalities, shared):
     expected = projection.solve_in_steps(Batch(raw, A, lower, upper), "torch")
     y, dual, side, steps, residual, unsolved = answer(raw, A, lower, upper)
     assert not unsolved.any()
-    assert (residual <= projection.SOLVED).all()
+    assert (residual <= GENERAL.solved).all()
     assert side.equal(expected.side)
     assert (steps > 0).equal(expected.iterations > 0)
     for sample, rows in enumerate(held(A, lower, upper, side)):

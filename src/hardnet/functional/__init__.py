@@ -14,11 +14,9 @@ from hardnet.functional.elementary import (
 from hardnet.functional.entropic import project_entropic
 from hardnet.functional.l1_ball import project_l1_ball
 from hardnet.functional.monotone import project_monotone
-from hardnet.functional.nearest import project_affine, project_box_rows, project_rows
+from hardnet.functional.nearest import project_affine, project_box_rows, project_rows, solve_affine, solve_rows
 from hardnet.functional.nonlinear import project_nonlinear, solve_nonlinear
-from hardnet.functional.polyhedron_fixed import solve_affine
 from hardnet.functional.quadratic import project_quadratic
-from hardnet.functional.solve import solve_rows
 from hardnet.functional.strict import rounding_bound
 
 __all__ = [

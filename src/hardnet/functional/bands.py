@@ -14,9 +14,9 @@ from torch import Tensor
 
 from hardnet.kernels.cpu.launch import HAS_NUMBA, launch
 from hardnet.modes import may_look, plain
-from hardnet.nearest.derivative import Found, Route, nearest
+from hardnet.nearest.derivative import Route, nearest
 from hardnet.rows import Batch
-from hardnet.solvers.solution import Status
+from hardnet.solvers.solution import Found, Status
 
 
 def project_bands(raw: Tensor, low: Tensor, high: Tensor, weight: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -68,7 +68,7 @@ def _find(rows: Batch) -> Found:
         launch(_kernel(0), found, own[:1], (own[1], own[2], own[3]), shape, tile=16)
         y[left], place[left], solved[left] = found[0], found[1], found[2].squeeze(-1) > 0
     status = torch.where(solved, int(Status.SOLVED), int(Status.NOT_CONVERGED)).to(torch.int8)
-    return Found(y, place, None, None, status, torch.zeros_like(raw[:, 0]))
+    return Found(y, None, place, None, status, torch.zeros_like(raw[:, 0]))
 
 
 def _product(gradient: Tensor, rows: Batch, found: Found, needed: tuple[bool, ...]) -> tuple[Tensor | None, ...]:

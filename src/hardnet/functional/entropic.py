@@ -10,8 +10,8 @@ from torch import Tensor
 
 from hardnet.errors import NOT_FINITE, ShapeError, sentence
 from hardnet.functional.derivatives import attach
+from hardnet.functional.nearest import solve_rows
 from hardnet.functional.samples import reject
-from hardnet.functional.solve import solve_rows
 from hardnet.kernels.cpu.launch import HAS_NUMBA, launch
 from hardnet.modes import full_precision, may_look, narrow, outside_compiler, plain, refuse_transforms
 from hardnet.nearest.policy import OnInfeasible, OnInvalid, OnUnsolved, Policy, answer, answered

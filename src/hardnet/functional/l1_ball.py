@@ -14,10 +14,9 @@ from torch import Tensor
 from hardnet.errors import NEGATIVE, NOT_FINITE, InfeasibleError
 from hardnet.functional.conic import project_intersection, solve_intersection
 from hardnet.functional.derivatives import keep_value
-from hardnet.functional.nearest import project_rows
+from hardnet.functional.nearest import project_rows, solve_rows
 from hardnet.functional.quadratic import diagonalize
 from hardnet.functional.samples import refuse, reject
-from hardnet.functional.solve import solve_rows
 from hardnet.modes import may_look, outside_compiler, refuse_transforms
 from hardnet.nearest.policy import (
     QUIET,

@@ -17,26 +17,26 @@ from torch import Tensor
 
 from hardnet.errors import OptionError, ShapeError, in_samples, sample_indices, sentence
 from hardnet.functional.derivatives import keep_value
-from hardnet.functional.polyhedron_fixed import within_unit_rows
 from hardnet.functional.strict import STRICT_ROUNDINGS, Project, relative_violation
 from hardnet.products import times
 from hardnet.rows import Batch
 from hardnet.shapes import require_like
+from hardnet.solvers.polyhedron.fixed import within_unit_rows
+from hardnet.solvers.solution import Found
 
 LAST = 1e-9
 """The largest violation, relative to the terms of a row, for which the correction may use the Euclidean metric."""
 
 
 class InMetric(NamedTuple):
-    """Y ``(B, n)``, and how far its rows are violated beyond rounding, relative to their terms, ``(B,)``."""
+    """Y ``(B, n)``, how far its rows are violated beyond rounding, relative to their terms, ``(B,)``, and the answer.
+
+    The multipliers of `found` are those of y.
+    """
 
     y: Tensor
     left: Tensor
-
-    @property
-    def lost(self) -> Tensor:
-        """Samples ``(B,)`` with a row that a certificate would call violated."""
-        return self.left > STRICT_ROUNDINGS * torch.finfo(self.y.dtype).eps
+    found: Found
 
 
 class _Plane(NamedTuple):
@@ -47,7 +47,9 @@ class _Plane(NamedTuple):
     back: Callable[[Tensor], Tensor]
 
 
-def in_metric(rows: Batch, metric: Tensor, project: Project, again: Project, on_invalid: str = "raise") -> InMetric:
+def in_metric(
+    rows: Batch, metric: Tensor, project: Callable[[Batch], Found], again: Project, on_invalid: str = "raise"
+) -> InMetric:
     """``argmin (y - raw)'W(y - raw)  subject to  lower <= A y <= upper`` by `project` in other variables.
 
     Args:
@@ -61,12 +63,13 @@ def in_metric(rows: Batch, metric: Tensor, project: Project, again: Project, on_
     low, high = (None if bound is None else bound.double() for bound in (rows.lower, rows.upper))
     wide = rows._replace(raw=rows.raw.double(), A=rows.A.double(), lower=low, upper=high)
     plane = _plane(wide, metric.double(), on_invalid)
-    z = project(wide._replace(raw=plane.raw, A=plane.A))
-    y = within_unit_rows(plane.back(z), wide.A, low, high)
+    found = project(wide._replace(raw=plane.raw, A=plane.A))
+    z, y = found.y, plane.back(found.y)
+    y = keep_value(y, within_unit_rows(y, wide.A, low, high))
     unmoved = (z == plane.raw).all(-1, keepdim=True)
     y = torch.where(unmoved, keep_value(y, wide.raw), y)
     point, left = _back_onto_rows(y, wide, plane, again, torch.finfo(rows.raw.dtype).eps)
-    return InMetric(keep_value(y, point).to(rows.raw.dtype), left)
+    return InMetric(keep_value(y, point).to(rows.raw.dtype), left, found)
 
 
 def take_metric(metric: Tensor, raw: Tensor, rows: Batch) -> Tensor:

@@ -22,7 +22,7 @@ from hardnet.nearest.policy import Once, OnInfeasible, OnInvalid, OnUnsolved, Po
 from hardnet.products import times_aligned
 from hardnet.rows import boxed, ordered, take_rows
 from hardnet.solvers.polyhedron.every_face import faces_of, nearest
-from hardnet.solvers.polyhedron.relaxed import RANK, Relaxation, Rows, active_bound, levels, relax, settle
+from hardnet.solvers.polyhedron.relaxed import SLACK_RANK, Relaxation, Rows, active_bound, levels, relax, settle
 from hardnet.solvers.solution import Solution, Status, place
 from hardnet.structure import BoxedRows
 
@@ -222,7 +222,7 @@ def _differentiable(some: _Samples, found: Relaxation) -> Tensor:
         level = torch.where(gave_way, times_aligned(rows.A, settle(found.y, at_level, here)), level)
     active = torch.where((found.side != 0).unsqueeze(-1), some.rows.A, 0.0)
     missing = times_aligned(active, some.raw) - level
-    smooth = some.raw - times_aligned(torch.linalg.pinv(active, rtol=RANK), missing)
+    smooth = some.raw - times_aligned(torch.linalg.pinv(active, rtol=SLACK_RANK), missing)
     return keep_value(smooth, found.y)
 
 

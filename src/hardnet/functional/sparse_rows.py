@@ -1,6 +1,6 @@
 """The projection onto sparse constant rows as one differentiable operation, with its implicit derivative.
 
-With J the strictly active rows and all equalities, ``g = u + A_J'w`` as in `hardnet.functional.polyhedron`: raw
+With J the strictly active rows and all equalities, ``g = u + A_J'w`` as in `hardnet.nearest.derivative`: raw
 receives u, the active bounds w. The solver is `hardnet.solvers.polyhedron.sparse_rows`, on a CPU.
 """
 
@@ -82,8 +82,8 @@ def _route(rows: SparseRows) -> Route:
         (m, n), (batch, wide) = rows.A.shape, _flatten(raw, lower, upper, *rows.A.shape)
         found = project_sparse(rows, *wide)
         side = torch.where(wide[1] == wide[2], 2, found.side).to(torch.int8)
-        parts = found.y.to(raw.dtype).view(*batch, n), found.dual.view(*batch, m), side
-        return Found(*parts, None, found.status.view(batch), found.residual.view(batch))
+        y, dual = found.y.to(raw.dtype).view(*batch, n), found.dual.view(*batch, m)
+        return Found(y, None, dual, side, found.status.view(batch), found.residual.view(batch))
 
     def product(grad: Tensor, record: Batch, found: Found, needed: tuple[bool, ...]) -> tuple[Tensor | None, ...]:
         side, status = found.side, found.status.reshape(-1)

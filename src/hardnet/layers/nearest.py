@@ -30,11 +30,10 @@ from hardnet.functional.elementary import project_ball, project_simplex, solve_b
 from hardnet.functional.l1_ball import L1, project_l1_ball, project_with_balls, solve_l1_ball, solve_with_balls
 from hardnet.functional.l1_ball import Region as Pieces
 from hardnet.functional.monotone import project_monotone
-from hardnet.functional.nearest import project_rows
+from hardnet.functional.nearest import project_rows, solve_rows
 from hardnet.functional.program import project_program
 from hardnet.functional.quadratic import Spectrum, project_quadratic, solve_quadratic
 from hardnet.functional.relaxed import project_relaxed, project_small
-from hardnet.functional.solve import solve_rows
 from hardnet.functional.sparse_rows import project_sparse_affine, solve_sparse_affine
 from hardnet.modes import GRAPHS, look_or_nan, mode, outside_compiler, refuse_transforms
 from hardnet.nearest.policy import Policy

@@ -43,7 +43,7 @@ from hardnet.rows import CORES, REALS, Batch, BoxedBatch, boxed
 from hardnet.solvers.polyhedron.active import NEARLY_DEPENDENT, solve_unseen, split
 from hardnet.solvers.polyhedron.canonical import Held, inverse_of, unit_rows
 from hardnet.solvers.polyhedron.shared_rows import SharedRows, shared_vjp
-from hardnet.solvers.solution import Status, solved
+from hardnet.solvers.solution import Found, Status, solved
 
 ORDER = 2
 """The highest derivative of `smooth`: each Newton step with a constant inverse gains one."""
@@ -54,29 +54,6 @@ TANGENT = 1e-11
 more careful `split`."""
 LARGEST_MATRICES = 1 << 26
 """The most numbers in the gradients of a shared A if each sample writes its own before they are summed."""
-
-
-class Found(NamedTuple):
-    """The nearest points of a flat batch as a solver states them.
-
-    Attributes:
-        y: ``(B, n)``.
-        dual: Multipliers of the rows, ``raw - y = A'dual`` and what the box holds back: ``(B, m)``.
-        side: +1 where a row is held at its upper bound, -1 at its lower, 0 where it is free, 2 for an equality where
-            the solver says so: ``(B, m)``. None is the sign of the dual.
-        place: The same for the outputs, ``(B, n)``, or None without a box.
-        status: `Status`, ``(B,)`` int8.
-        residual: ``(B,)``.
-        iterations: ``(B,)``, or None.
-    """
-
-    y: Tensor
-    dual: Tensor
-    side: Tensor | None
-    place: Tensor | None
-    status: Tensor
-    residual: Tensor
-    iterations: Tensor | None = None
 
 
 def smooth(numbers: BoxedBatch, found: Found, held: Held, pull: bool = False) -> Tensor:
@@ -152,7 +129,7 @@ def nearest(route: Route, rows: Batch) -> Found:
     """The nearest points of a record, with their derivative where autograd needs one."""
     if not rows.learned:
         return route.find(rows)
-    return Found(*Nearest.apply(route, *rows[:4], *rows[5:7]))  # pyright: ignore[reportGeneralTypeIssues]
+    return Found(*Nearest.apply(route, *rows.numbers, rows.box_lower, rows.box_upper))  # pyright: ignore[reportGeneralTypeIssues]
 
 
 class Nearest(torch.autograd.Function):
@@ -175,7 +152,7 @@ class Nearest(torch.autograd.Function):
         if grad is None:
             return (None,) * 7
         saved = ctx.saved_tensors
-        found = Found(*saved[6:11], residual=saved[6])
+        found = Found(*saved[6:], residual=saved[6])
         if route.last is not None and route.product is not None:
             with torch.no_grad():
                 passed = route.product(grad, _record(route, saved[:6]), found, needed)
@@ -323,7 +300,7 @@ def first(grad: Tensor, rows: Batch, found: Found, needed: tuple[bool, ...], sha
         shared: Factors of rows that all samples share.
     """
     small = found.place is None and _fits(grad, rows)
-    fused = _fused(grad, rows, *found[:3], found.status, needed) if small else None  # pyright: ignore[reportArgumentType]
+    fused = _fused(grad, rows, found, needed) if small else None
     return _general(grad, rows, found, needed, shared) if fused is None else fused
 
 
@@ -457,21 +434,20 @@ def _fits(grad: Tensor, rows: Batch) -> bool:
     return max(A.shape[-2:]) <= MOST_ON_CHIP and grad.numel() > 0 and raw.dtype in REALS and gpu.supported(raw.device)
 
 
-def _fused(
-    grad: Tensor, rows: Batch, y: Tensor, dual: Tensor, side: Tensor, status: Tensor, needed: tuple[bool, ...]
-) -> Gradients | None:
+def _fused(grad: Tensor, rows: Batch, held: Found, needed: tuple[bool, ...]) -> Gradients | None:
     """All gradients in one launch, or None if a sample is left open and the batch needs the general path.
 
     Where no value may be read, the open samples are NaN instead.
     """
     from hardnet.kernels.gpu.polyhedron import Rules, Saved, launch_backward
 
-    A, (m, n) = rows.A, rows.A.shape[-2:]
+    A, (m, n), y, dual, status = rows.A, rows.A.shape[-2:], held.y, held.dual, held.status
+    assert held.side is not None
     rules = Rules(NEARLY_DEPENDENT, int(Status.INVALID), int(Status.INFEASIBLE) if needed[1] else -1)
     apart = A.dim() == 3 or status.numel() * m * n <= LARGEST_MATRICES
     dtypes = _dtypes(rows, apart)
     dtypes[1] = dtypes[1] if needed[1] and apart else None
-    found = launch_backward(grad, A, rows.lower, rows.upper, Saved(y, dual, side, status), rules, dtypes)
+    found = launch_backward(grad, A, rows.lower, rows.upper, Saved(y, dual, held.side, status), rules, dtypes)
     if rows.look and bool(found.open.any()):
         return None
     if not rows.look:

@@ -24,7 +24,7 @@ from hardnet.errors import (
     sample_indices,
     sentence,
 )
-from hardnet.solvers.solution import Solution, Status
+from hardnet.solvers.solution import Found, Solution, Status
 
 OnInvalid = Literal["raise", "nan"]
 """Bad numbers: raise an error that names the samples, or NaN for these alone."""
@@ -127,7 +127,7 @@ def answer(found: Solution, policy: Policy, box: int = 0) -> Tensor:
     return answered(found, policy)
 
 
-def answered(found: Solution, policy: Policy = QUIET) -> Tensor:
+def answered(found: Solution | Found, policy: Policy = QUIET) -> Tensor:
     """y of a solution, with NaN for the samples without an answer."""
     return torch.where(unanswered(found.status, policy).unsqueeze(-1), torch.nan, found.y)
 

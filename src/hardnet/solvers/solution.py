@@ -43,15 +43,32 @@ class Solution(NamedTuple):
     residual: Tensor
 
 
-class Outcome(NamedTuple):
-    """A `Solution` of a flat batch with the side of each active row: +1 upper, -1 lower, 0 inactive, ``(B, m)``."""
+class Found(NamedTuple):
+    """The nearest points of a flat batch as a solver states them.
+
+    Attributes:
+        y: ``(B, n)``.
+        place: +1 where an output is held at its upper bound, -1 at its lower, 0 where it is free, 2 where both are
+            equal, ``(B, n)``; None without a box.
+        dual: Multipliers of the rows, ``raw - y = A'dual`` and what the box holds back: ``(B, m)``.
+        side: The same codes for the rows, ``(B, m)``; None is the sign of the dual.
+        status: `Status`, ``(B,)`` int8.
+        residual: ``(B,)``.
+        iterations: ``(B,)``, or None for one program that all samples run.
+    """
 
     y: Tensor
+    place: Tensor | None
     dual: Tensor
-    side: Tensor
+    side: Tensor | None
     status: Tensor
-    iterations: Tensor
     residual: Tensor
+    iterations: Tensor | None = None
+
+    @property
+    def steps(self) -> Tensor:
+        """`iterations`, 1 for a program that all samples run."""
+        return torch.ones_like(self.status, dtype=torch.long) if self.iterations is None else self.iterations
 
 
 def solved(status: Tensor) -> Tensor:

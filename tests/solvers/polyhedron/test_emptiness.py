@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hardnet.functional.polyhedron import find
+from hardnet.functional.nearest import any_rows
 from hardnet.nearest.policy import QUIET, answered
 from hardnet.rows import take_rows
 from hardnet.solvers import Status
@@ -32,7 +32,7 @@ def test_an_empty_set_is_called_so_without_a_look(m, n, unit, monkeypatch):
     raw, A, lower, upper = contradicting(m, n, 0.5, seed=m, unit=unit)
     assert (solved(raw, A, lower, upper).status == Status.INFEASIBLE).all()
     monkeypatch.setattr("hardnet.rows.may_look", lambda _: False)
-    found = find(take_rows(raw, A, lower, upper), QUIET, prove=True)
+    found = any_rows(take_rows(raw, A, lower, upper), QUIET, prove=True)
     proved = found.status == Status.INFEASIBLE
     assert proved.double().mean() >= 0.8
     assert (found.status[~proved] == Status.NOT_CONVERGED).all()
@@ -49,5 +49,5 @@ def test_an_empty_set_is_called_so_without_a_look(m, n, unit, monkeypatch):
 def test_no_other_set_is_called_empty(m, n, monkeypatch):
     monkeypatch.setattr("hardnet.rows.may_look", lambda _: False)
     for gap in (0.0, -1e-9, -1.0):  # a common point, a little room, much room
-        found = find(take_rows(*contradicting(m, n, gap, seed=m)), QUIET, prove=True)
+        found = any_rows(take_rows(*contradicting(m, n, gap, seed=m)), QUIET, prove=True)
         assert (found.status != Status.INFEASIBLE).all()

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hardnet.solvers import Status
-from hardnet.solvers.polyhedron.problem import ALLOWED
+from hardnet.solvers.polyhedron.problem import GENERAL
 from hardnet.solvers.polyhedron.shared_rows import prepare_rows
 from tests.solvers.families import solved
 from tests.solvers.near import EPS, far_away, just_outside, roundings_outside
@@ -16,7 +16,7 @@ def test_a_raw_just_outside_is_brought_inside(n, m, equalities, roundings):
     numbers = just_outside(roundings, 64, n, m, equalities=equalities)
     found = solved(*numbers, look=False, rounding=EPS)
     assert (found.status == Status.SOLVED).all()
-    assert (roundings_outside(found.y, *numbers[1:]) <= ALLOWED).all()
+    assert (roundings_outside(found.y, *numbers[1:]) <= GENERAL.allowed).all()
 
 
 @pytest.mark.parametrize("roundings", [40.0, 200.0, 2e3, 2e4])
@@ -25,7 +25,7 @@ def test_a_raw_just_outside_constant_rows_is_brought_inside(roundings):
     shared = prepare_rows(numbers[1], torch.arange(60) < 10)
     found = solved(*numbers, look=False, shared=shared, rounding=EPS)
     assert (found.status == Status.SOLVED).all()
-    assert (roundings_outside(found.y, *numbers[1:]) <= ALLOWED).all()
+    assert (roundings_outside(found.y, *numbers[1:]) <= GENERAL.allowed).all()
 
 
 def test_a_raw_within_the_rounding_of_a_certificate_comes_back_bit_for_bit():
@@ -49,6 +49,6 @@ def test_a_row_that_is_violated_has_an_infinite_residual_however_far_raw_is(dist
     numbers = far_away(distance, 64, 6, 20, equalities=2, shared=shared)
     prepared = prepare_rows(numbers[1], torch.arange(20) < 2) if shared else None
     found = solved(*numbers, look=False, shared=prepared, rounding=EPS)
-    met = roundings_outside(found.y, *numbers[1:]) <= ALLOWED
+    met = roundings_outside(found.y, *numbers[1:]) <= GENERAL.allowed
     assert (met | found.residual.isinf()).all()
     assert ((found.status == Status.SOLVED) <= met).all()

@@ -32,7 +32,7 @@ def counted(monkeypatch):
         calls.append(found is not None)
         return found
 
-    monkeypatch.setattr("hardnet.functional.polyhedron.rows_for", rows_for)
+    monkeypatch.setattr("hardnet.functional.nearest.rows_for", rows_for)
     return calls
 
 

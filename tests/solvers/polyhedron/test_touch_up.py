@@ -5,11 +5,11 @@ import torch
 
 import hardnet as hn
 from hardnet.certificate import ROUNDINGS
-from hardnet.functional.polyhedron import find
+from hardnet.functional.nearest import any_rows
 from hardnet.nearest.policy import QUIET
 from hardnet.rows import take_rows
 from hardnet.solvers import Status, project_affine
-from hardnet.solvers.polyhedron.problem import ALLOWED, CERTAIN, standard_form
+from hardnet.solvers.polyhedron.problem import GENERAL, standard_form
 from tests.campaign import run_round
 from tests.campaigns.drawing import of_samples
 from tests.draws import draw
@@ -46,7 +46,7 @@ def test_rows_that_meet_in_one_point_are_met_or_it_is_told(m, n):
         A, point = draw(40, m, n, seed=seed), draw(40, n, seed=seed + 100)
         raw, upper = point + 300 * draw(40, n, seed=seed + 200), (A * point.unsqueeze(-2)).sum(-1)
         lower = torch.where(draw(40, m, seed=seed + 300) > 0, -torch.inf, upper)
-        found = find(take_rows(raw, A, lower, upper), QUIET, prove=True)
+        found = any_rows(take_rows(raw, A, lower, upper), QUIET, prove=True)
         good = found.status == Status.SOLVED
         numbers = {"A": A[good], "lower": lower[good], "upper": upper[good]}
         assert hn.check(of_samples(numbers), found.y[good], numbers).ok
@@ -55,7 +55,7 @@ def test_rows_that_meet_in_one_point_are_met_or_it_is_told(m, n):
 
 
 def test_a_certificate_allows_as_many_roundings():
-    assert ALLOWED == ROUNDINGS
+    assert GENERAL.allowed == ROUNDINGS
 
 
 def test_a_raw_inside_to_rounding_keeps_its_bits():
@@ -84,14 +84,14 @@ def test_the_look_finds_what_the_terms_of_every_row_say(shared):
     y = torch.randn(50, 16, generator=random, dtype=torch.float64)
     product = (A @ y.unsqueeze(-1)).squeeze(-1)
     terms = (A.abs() @ y.abs().unsqueeze(-1)).squeeze(-1)
-    violated = CERTAIN * terms * torch.linspace(-1, 3, 50, dtype=torch.float64).unsqueeze(-1)  # none, some, all
+    violated = GENERAL.certain * terms * torch.linspace(-1, 3, 50, dtype=torch.float64).unsqueeze(-1)  # none, some, all
     problem = standard_form(y, A, torch.full_like(product, -torch.inf), product - violated)
-    expected = (product - problem.upper - CERTAIN * terms).amax(-1).clamp_min(0)
+    expected = (product - problem.upper - GENERAL.certain * terms).amax(-1).clamp_min(0)
     found = problem.beyond(y, product)
     assert (found > 0).any()
     assert (found == 0).any()
-    # both add up n terms: each sum is off by at most n roundings of itself, times CERTAIN
-    rounding = 32 * torch.finfo(torch.float64).eps * CERTAIN * terms.amax(-1)
+    # both add up n terms: each sum is off by at most n roundings of itself, times GENERAL.certain
+    rounding = 32 * torch.finfo(torch.float64).eps * GENERAL.certain * terms.amax(-1)
     assert ((found - expected).abs() <= rounding).all()
 
 

@@ -25,7 +25,7 @@ PASSES, PATIENCE = tl.constexpr(160), tl.constexpr(20)
 """The most passes, and the number of passes after which every third one halves the bracket."""
 EPS = tl.constexpr(2.0**-52)
 INSIDE, SOLVED_TO, STRICT = tl.constexpr(4.0), tl.constexpr(8.0 * 2.0**-52), tl.constexpr(1e-11)
-"""`INSIDE`, `SOLVED` times EPS, and `STRICT` of `hardnet.solvers.polyhedron.box_rows`."""
+"""`INSIDE` and `STRICT` of `hardnet.kernels.limits`, and `SOLVED_ROUNDINGS` of the solver in plain torch."""
 CORRECTION = tl.constexpr(2.0**-20)
 """Fraction of t up to which a step is applied to the current point; a longer step recomputes the point from raw."""
 SOLVED, INFEASIBLE, NOT_CONVERGED, INVALID = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)

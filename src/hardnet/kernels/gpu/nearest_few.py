@@ -15,7 +15,7 @@ from hardnet.kernels.gpu.layouts import combine, dots, largest, load_bounds, loa
 
 # The multipliers of the nearest point for few rows in registers, by recursion over the rows, one sample per thread.
 #
-# The recursion of `hardnet.solvers.polyhedron.few_rows.solve`, where it is explained, unrolled for one to four rows.
+# The recursion of `hardnet.nearest.few_rows.multipliers`, where it is explained, unrolled for one to four rows.
 # Tuples hold one vector over samples for each entry; coordinate j of row i is number ``i d + j``.
 
 
@@ -210,7 +210,7 @@ def coordinates(rows, m: tl.constexpr, n: tl.constexpr):
 
 # The nearest point for few rows on a GPU, one launch per direction: one sample per thread, all numbers in registers.
 #
-# The steps are those of `hardnet.functional.nearest_formulas`: scale, choose the active rows, correct, check. Sums are
+# The steps are those of `hardnet.nearest.few_rows`: scale, choose the active rows, correct, check. Sums are
 # formed in float64 whatever the dtype.
 
 

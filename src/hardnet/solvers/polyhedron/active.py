@@ -20,7 +20,7 @@ NEARLY_DEPENDENT = 1e-8
 """The smallest squared Cholesky pivot of unit rows for which the factor is trusted."""
 SMALL = 8
 """The most rows for which all samples are solved at full size: more groups would cost more than they save."""
-RIDGE, STEPS = 1e-10, 5
+GRAM_RIDGE, RIDGE_STEPS = 1e-10, 5
 """The ridge added to the Gram matrix of unit rows where its rank may not be read, and how many steps undo it."""
 CHUNK_ENTRIES = {"cpu": 1 << 19, "cuda": 1 << 27}
 """The most entries of one gathered block of rows: what fits the cache of a CPU, or the memory of a GPU."""
@@ -58,18 +58,18 @@ def solve_active(A: Tensor, active: Tensor, target: Tensor) -> Tensor:
 def solve_unseen(A: Tensor, active: Tensor, target: Tensor) -> Tensor:
     """`solve_active` for rows of any length, without reading values: ``(A_J A_J')^+ target_J``, ``(*batch, m)``.
 
-    Proximal steps ``w + (K + RIDGE I)^-1 (target - K w)`` from zero converge to the pseudo-inverse of the unit rows'
-    Gram matrix K. The factor and the triangular solves can run inside a CUDA graph; batched LU and `cholesky_solve`
-    cannot, since they allocate memory on the device.
+    Proximal steps ``w + (K + r I)^-1 (target - K w)`` from zero converge to the pseudo-inverse of the unit rows'
+    Gram matrix K, r is `GRAM_RIDGE`. The factor and the triangular solves can run inside a CUDA graph; batched LU and
+    `cholesky_solve` cannot, since they allocate memory on the device.
     """
     both = active.unsqueeze(-1) & active.unsqueeze(-2)
     gram = torch.where(both, A @ A.mT, 0.0)
     scale = _unit_scale(gram.detach(), active)
     K = gram * scale.unsqueeze(-1) * scale.unsqueeze(-2)
-    L = torch.linalg.cholesky_ex(K + torch.diag_embed(torch.where(active, RIDGE, 1.0).to(K))).L
+    L = torch.linalg.cholesky_ex(K + torch.diag_embed(torch.where(active, GRAM_RIDGE, 1.0).to(K))).L
     right = torch.where(active, target, 0.0) * scale
     w = torch.zeros_like(right)
-    for _ in range(STEPS):
+    for _ in range(RIDGE_STEPS):
         half = torch.linalg.solve_triangular(L, (right - times(K, w)).unsqueeze(-1), upper=False)
         w = w + torch.linalg.solve_triangular(L.mT, half, upper=True).squeeze(-1)
     return w * scale
@@ -173,7 +173,7 @@ def _inverse(singular: Tensor, rows: Tensor) -> Tensor:
 # with ``C = L Q``, L unit lower triangular and the rows of Q orthogonal (modified Gram-Schmidt), ``C C' = L D L'`` with
 # ``D = Q Q'``. The error grows with cond(C), not with its square as for a factor of ``C C'``.
 
-DEPENDENT = 1e-12
+ROW_DEPENDENT = 1e-12
 """A row is dependent if its part outside the span of the rows before it is below this fraction of its length."""
 
 
@@ -213,7 +213,7 @@ def factorize_rows(C: Tensor) -> Factor:
     for j in range(C.shape[-2]):
         row, rows = rows[..., 0, :], rows[..., 1:, :]
         square = row.square().sum(-1)
-        clear = square > DEPENDENT**2 * size[..., j]
+        clear = square > ROW_DEPENDENT**2 * size[..., j]
         diagonal.append(torch.where(clear, square, 1.0))
         known.append(clear)
         share = times_rowwise(rows, row) / diagonal[-1].unsqueeze(-1)

@@ -18,22 +18,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.kernels.limits import STRICT
+from hardnet.kernels.limits import INSIDE, POLYHEDRON
 from hardnet.products import power_near, times_columnwise, times_rowwise
 from hardnet.rows import BoxedBatch, boxed, ordered, take_rows
 from hardnet.solvers.polyhedron.active import Factor, factorize_rows
 from hardnet.solvers.polyhedron.fixed import repeat
 from hardnet.solvers.polyhedron.projection import project_affine
-from hardnet.solvers.solution import Solution, Status, place, take, verdict
+from hardnet.solvers.solution import Found, Solution, Status, place, take, verdict
 from hardnet.structure import bound_size
 
 # A box and a few rows in the form that the solvers share: one flat batch of float64 numbers, with rows of size 1.
 
 
 EPS = torch.finfo(torch.float64).eps
-VERIFIED = 11.0
-"""How far a row may miss its bounds at an answer, in roundings of its size: rounding y to its dtype adds half of one,
-and the certificate allows 16."""
 
 
 class BoxProblem(NamedTuple):
@@ -87,13 +84,15 @@ class BoxProblem(NamedTuple):
         return (product - self.upper).clamp_min(0.0) - (self.lower - product).clamp_min(0.0)
 
     def holds(self, y: Tensor, rounding: float) -> Tensor:
-        """Whether every row is within `VERIFIED` roundings of its size at y, ``(B,)``; false for NaN.
+        """Whether every row is within `POLYHEDRON.verified` roundings of its size at y, ``(B,)``; false for NaN.
 
         Where both bounds of a row are zero, the size is at least one rounding of ``|a|_1``, as in a certificate.
         """
         size = self.size(y)
         floor = torch.where(self.size(torch.zeros_like(y)) > 0, 0.0, rounding * self.A.abs().sum(-1))
-        return ((self.excess(self.times(y)).abs() <= VERIFIED * rounding * (size + floor)) & size.isfinite()).all(-1)
+        return (
+            (self.excess(self.times(y)).abs() <= POLYHEDRON.verified * rounding * (size + floor)) & size.isfinite()
+        ).all(-1)
 
 
 # Checks for a box and a few rows: whether a point is inside, whether it is optimal, whether the set is empty.
@@ -102,9 +101,7 @@ class BoxProblem(NamedTuple):
 # the best corner of the box misses the rows.
 
 
-INSIDE = 4.0
-"""How far a row may miss its bounds and still count as satisfied, in roundings of the output dtype."""
-SOLVED = 8.0
+SOLVED_ROUNDINGS = 8.0
 """The error up to which a row counts as correct, in roundings of float64; for a point it is eight times as many."""
 NO_SLOPE = 64 * EPS
 """The fraction of its terms below which an entry of ``A'v`` counts as zero in a certificate of emptiness."""
@@ -133,7 +130,7 @@ def residual_of(problem: BoxProblem, y: Tensor, dual: Tensor) -> Tensor:
     reach = torch.maximum(problem.raw.abs().amax(-1), y.abs().amax(-1))
     reach = torch.maximum(reach, times_columnwise(problem.A.abs(), dual.abs()).amax(-1))
     moved = (y - again).abs().amax(-1) / torch.where(reach > 0, reach, 1.0)
-    return torch.maximum(rows.amax(-1), moved / 8) / (SOLVED * EPS)
+    return torch.maximum(rows.amax(-1), moved / 8) / (SOLVED_ROUNDINGS * EPS)
 
 
 def witness_of(problem: BoxProblem, dual: Tensor, rounding: float) -> Tensor:
@@ -240,9 +237,9 @@ def _on_piece(
 # equalities has a multiplier. A predictor-corrector step solves k equations, whatever n is; the rest is elementwise.
 
 
-STEPS = 32
+INTERIOR_STEPS = 32
 """Number of steps: typical problems need 10 to 15, thin boxes and sets without an interior 25 to 30."""
-STEPS_IN_GRAPHS = 16
+INTERIOR_STEPS_IN_GRAPHS = 16
 """The same in compiled code, where each step is part of the graph."""
 ROW_CURVATURE = 1e-12
 """Curvature added for ``s``, which has none, so that rows far from their bounds stay solvable; the Newton steps that
@@ -253,7 +250,7 @@ DONE = 1e-28
 """The mean of slack times multiplier at which a sample stops moving."""
 
 
-FAR = 1e9
+FARTHEST_BOUND = 1e9
 """A bound farther away than this many sizes of the sample is dropped: its gap would dominate the mean of all gaps."""
 
 
@@ -291,7 +288,7 @@ def multipliers_of_rows(problem: BoxProblem, mode: str) -> Tensor:
     state = _start(frame)
     step = lambda *parts: _step(frame, _State(*parts))
     going = lambda *parts: _going(frame, _State(*parts))
-    count = STEPS_IN_GRAPHS if mode == "compile" else STEPS
+    count = INTERIOR_STEPS_IN_GRAPHS if mode == "compile" else INTERIOR_STEPS
     state = _State(*repeat(step, state, count, going, exported=mode == "export"))
     return state.dual * unit
 
@@ -312,7 +309,7 @@ def _frame(problem: BoxProblem, unit: Tensor) -> _Frame:
     spread = lambda bound: bound.expand(problem.raw.shape)
     low = join(spread(problem.low), problem.lower) / unit
     high = join(spread(problem.high), problem.upper) / unit
-    low, high = torch.where(low > -FAR, low, -torch.inf), torch.where(high < FAR, high, torch.inf)
+    low, high = torch.where(low > -FARTHEST_BOUND, low, -torch.inf), torch.where(high < FARTHEST_BOUND, high, torch.inf)
     curvature = join(torch.ones_like(problem.raw), zero + ROW_CURVATURE)
     eye = torch.eye(k, dtype=problem.A.dtype, device=problem.A.device)
     M = torch.cat([problem.A, -eye.expand(problem.A.shape[0], k, k)], dim=-1)
@@ -421,26 +418,6 @@ NEWTON_STEPS_IN_GRAPHS = 3
 """The same in compiled code, and for one row in exported code, where each step is part of the graph."""
 
 
-class Outcome(NamedTuple):
-    """The outcome for a flat batch, in the original units.
-
-    Attributes:
-        y: ``(B, n)``, inside the box.
-        place: Where each coordinate is, ``(B, n)`` int8: -1 at its lower bound, 1 at its upper, 0 free, 2 fixed.
-        dual: ``(B, k)``.
-        side: Which bound each row is at, ``(B, k)`` int8: -1 lower, 1 upper, 0 none, 2 an equality.
-        status: ``(B,)`` int8.
-        residual: ``(B,)``.
-    """
-
-    y: Tensor
-    place: Tensor
-    dual: Tensor
-    side: Tensor
-    status: Tensor
-    residual: Tensor
-
-
 class _Point(NamedTuple):
     """``point = raw - A'dual``, accumulated step by step, and the dual."""
 
@@ -479,7 +456,7 @@ def project_box_rows(
 
 def steps(k: int) -> int:
     """How many steps every sample takes; sorting the breakpoints of one row is not counted."""
-    return NEWTON_STEPS if k == 1 else NEWTON_STEPS + STEPS
+    return NEWTON_STEPS if k == 1 else NEWTON_STEPS + INTERIOR_STEPS
 
 
 def solve(
@@ -492,7 +469,7 @@ def solve(
     *,
     rounding: float,
     mode: str = "eager",
-) -> Outcome:
+) -> Found:
     """Project a flat batch (see `hardnet.rows.boxed`).
 
     `rounding` is the machine epsilon of the answer's dtype, and `mode` what records or transforms the call.
@@ -518,7 +495,7 @@ def solve(
     y = torch.where((valid & ~empty).unsqueeze(-1), y, torch.nan)
     dual = torch.where(empty.unsqueeze(-1), witness, found.dual) / scale
     sides = _place(problem, found.point), dual, _side(problem, found.dual)
-    return Outcome(y, *sides, status.to(torch.int8), residual * SOLVED * EPS)
+    return Found(y, *sides, status.to(torch.int8), residual * SOLVED_ROUNDINGS * EPS)
 
 
 def unsettled(status: Tensor) -> Tensor:
@@ -526,7 +503,7 @@ def unsettled(status: Tensor) -> Tensor:
     return (status == int(Status.NOT_CONVERGED)) | (status == int(Status.FEASIBLE))
 
 
-def settle(found: Outcome, flat: BoxedBatch, rounding: float) -> Outcome:
+def settle(found: Found, flat: BoxedBatch, rounding: float) -> Found:
     """Solve the samples that are `unsettled` as n + k dense rows."""
     index = unsettled(found.status).nonzero().squeeze(-1)
     if len(index) == 0:
@@ -540,7 +517,7 @@ def settle(found: Outcome, flat: BoxedBatch, rounding: float) -> Outcome:
 
 def _by_dense_rows(
     raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, low: Tensor, high: Tensor, rounding: float
-) -> Outcome:
+) -> Found:
     """Solve by the solver for any polyhedron, then clamp; NOT_CONVERGED if rows do not hold after that.
 
     The multipliers of nearly dependent rows may be so large that their rounding makes a row miss its bounds.
@@ -557,7 +534,7 @@ def _by_dense_rows(
     side = torch.where(problem.equality, 2, dual.sign()).to(torch.int8)
     status = verdict(found.status, problem.holds(y, rounding))
     y = torch.where(((status != int(Status.INFEASIBLE)) & (status != int(Status.INVALID))).unsqueeze(-1), y, torch.nan)
-    return Outcome(y, place, dual, side, status, found.residual)
+    return Found(y, place, dual, side, status, found.residual)
 
 
 def _valid(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, low: Tensor, high: Tensor) -> Tensor:
@@ -618,5 +595,5 @@ def _side(problem: BoxProblem, dual: Tensor) -> Tensor:
     """The code of each row: the sign of a multiplier that is more than rounding, or an equality."""
     weight = (problem.A.abs().amax(-1) * dual).abs()
     size = torch.maximum(problem.raw.abs().amax(-1, keepdim=True), weight.amax(-1, keepdim=True))
-    side = torch.where(weight > STRICT * size, dual.sign(), 0.0)
+    side = torch.where(weight > POLYHEDRON.strict * size, dual.sign(), 0.0)
     return torch.where(problem.equality, 2, side).to(torch.int8)

@@ -19,12 +19,11 @@ from torch import Tensor
 from hardnet.products import power_near, times
 from hardnet.rows import BoxedBatch, or_one
 from hardnet.solvers.polyhedron.active import factorize_rows
+from hardnet.solvers.polyhedron.problem import EPS, GENERAL
 from hardnet.tolerances import row_tolerance
 
-DEPENDENT = 1e-9
+TOUCHING_DEPENDENT = 1e-9
 """The part of a unit row outside the span of the rows that a solver holds below which it depends on these."""
-STRICT = 1e-11
-"""The fraction of the sample's size above which a multiplier makes its row strictly active."""
 ROUNDINGS = 16
 """Roundings of its terms by which the sum of all rows may differ for the shared multipliers."""
 CHANGES = 4
@@ -97,7 +96,7 @@ def canonical(numbers: BoxedBatch, y: Tensor, held: Held, place: Tensor | None, 
     weight = weight + inverse @ (_between(own, touching, gram) - _between(own, own, gram) @ weight)
     apart = torch.linalg.vector_norm(rows - weight.mT @ rows, dim=-1)
     whole = torch.linalg.vector_norm(rows, dim=-1)
-    touching = touching & (whole > DEPENDENT) & (apart <= DEPENDENT * whole)
+    touching = touching & (whole > TOUCHING_DEPENDENT) & (apart <= TOUCHING_DEPENDENT * whole)
     S = torch.where(touching.unsqueeze(-1), weight.mT, torch.diag_embed(own.to(rows)))
     sign = torch.where(own, held.side.to(rows).sign(), torch.where(above, 1.0, -1.0))
     stated = held.dual * power * length
@@ -109,13 +108,13 @@ def canonical(numbers: BoxedBatch, y: Tensor, held: Held, place: Tensor | None, 
         kept = S * acting.unsqueeze(-1)
         turned = _inverse(kept.mT @ kept + torch.diag_embed((~own).to(rows)), bare)
         mu = times(S, times(turned, dual))
-        good = (own | touching) & (tight | (mu * sign > STRICT * size))
+        good = (own | touching) & (tight | (mu * sign > GENERAL.strict * size))
         steady = (good == acting).all(-1, keepdim=True)
         fits = touching.any(-1, keepdim=True) & steady
         acting = good
     kept = S * acting.unsqueeze(-1)
     mu = torch.where(acting, mu, 0.0)
-    fits = fits & ((times(kept.mT, mu) - dual).abs().amax(-1, keepdim=True) <= STRICT * size)
+    fits = fits & ((times(kept.mT, mu) - dual).abs().amax(-1, keepdim=True) <= GENERAL.strict * size)
     pulled, terms = times(rows.mT, mu - stated), times(rows.mT.abs(), mu.abs() + stated.abs())
     exact = pulled.abs() <= ROUNDINGS * EPS * (terms + raw.abs().amax(-1, keepdim=True))
     fits = fits & exact.all(-1, keepdim=True)
@@ -125,9 +124,6 @@ def canonical(numbers: BoxedBatch, y: Tensor, held: Held, place: Tensor | None, 
         torch.where(fits, torch.where(acting, sign, 0.0), torch.where(own, sign, 0.0)),
         torch.where(fits.unsqueeze(-1), both, inverse),
     )
-
-
-EPS = torch.finfo(torch.float64).eps
 
 
 def _between(left: Tensor, right: Tensor, matrix: Tensor) -> Tensor:

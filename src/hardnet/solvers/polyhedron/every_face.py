@@ -22,13 +22,13 @@ from hardnet.rows import ordered
 from hardnet.solvers.solution import Status
 from hardnet.structure import BoxedRows
 
-MOST, MOST_HARD = 700, 128
+MOST_FACES, MOST_HARD_FACES = 700, 128
 """The most candidates with rows that give way, and without, where other programs exist; more take milliseconds."""
 MOST_OUTPUTS, MOST_BOUNDS = 6, 24
 """Beyond these the candidates are not even counted."""
-DEPENDENT = 1e-24
+FACE_DEPENDENT = 1e-24
 """A row is dependent on others if they leave no more than this of its square, an angle of 1e-12."""
-PROXIMAL, STEPS = 1e-6, 3
+PROXIMAL, PROXIMAL_STEPS = 1e-6, 3
 """Weight of the proximal term relative to the largest weight, and how many steps remove it."""
 MET, SAME = 64 * torch.finfo(torch.float64).eps, 1e-13
 """What rounding may leave of a row at its bound, and two slacks that differ by no more are the same; relative."""
@@ -74,7 +74,7 @@ def faces(n: int, bounded: tuple[tuple[int, int], ...], soft: tuple[bool, ...]) 
                 if len({bounded[place][0] for place in rows}) == count:
                     held.append(rows + (len(bounded),) * (n - count))
                     gives.append(sides)
-                if len(held) > (MOST if give else MOST_HARD):
+                if len(held) > (MOST_FACES if give else MOST_HARD_FACES):
                     return None
     places, signs = zip(*bounded, strict=True) if bounded else ((), ())
     return Faces(places, signs, tuple(held), tuple(give), tuple(gives))
@@ -179,7 +179,7 @@ def _frame(rows: Tensor) -> tuple[list[Tensor], list[Tensor]]:
             for direction in frame:
                 rest = rest - (rest * direction).sum(-1, keepdim=True) * direction
         square = (rest * rest).sum(-1, keepdim=True)
-        free = square > DEPENDENT
+        free = square > FACE_DEPENDENT
         frame.append(torch.where(free, rest / torch.where(free, square, 1.0).sqrt(), 0.0))
         along.append(torch.where(free, (rows[..., own, :] * frame[-1]).sum(-1, keepdim=True), 1.0))
     return frame, along
@@ -210,7 +210,7 @@ def _give_way(y: Tensor, rows: Tensor, bound: Tensor, given: Tensor, system: tup
     missing = torch.where(given > 0, bound.unsqueeze(-2) - torch.matmul(y, rows.mT), 0.0)
     pull = torch.matmul(across, torch.matmul(given * missing, rows).unsqueeze(-1))
     step = torch.matmul(inverse, pull)
-    for _ in range(STEPS - 1):
+    for _ in range(PROXIMAL_STEPS - 1):
         step = step + torch.matmul(inverse, pull - torch.matmul(H, step))
     return y + torch.matmul(across, step).squeeze(-1)  # the inverse magnifies what rounding left along the frame
 

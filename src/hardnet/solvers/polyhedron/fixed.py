@@ -1,4 +1,7 @@
-"""A fixed number of pivots in plain tensor operations: for compiled, exported and transformed code.
+"""The nearest point of any polyhedron by a fixed number of pivots: for compiled, exported and transformed code.
+
+The active rows J come from the pivots, and y is ``raw - A_J' K^-1 (A_J raw - b_J)`` with ``K = A_J A_J'``. In compiled
+code the pivots are one operator; in an exported program, which runs elsewhere, plain operations.
 
 This is the dual active set method of `hardnet.solvers.polyhedron.pivoting`, with masks instead of indices, and without
 reading values: every sample takes every step, and a finished one no longer changes. Equalities join first. A sample
@@ -8,12 +11,20 @@ that the steps do not finish can be recognized by its residual.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-DEPENDENT = 1e-11
+from hardnet.products import times
+from hardnet.rows import Batch, in_double, or_one, ordered
+from hardnet.solvers.algebra.small import refined, solve_square
+from hardnet.solvers.polyhedron.problem import EPS, FAR, GENERAL, harmless
+from hardnet.solvers.solution import Found, Status
+from hardnet.structure import bound_size, finite_size
+
+PIVOT_DEPENDENT = 1e-11
 """The squared distance of a unit row to the span of the active rows below which the row counts as dependent."""
 
 
@@ -168,7 +179,7 @@ def _step(state: _State, lower: Tensor, upper: Tensor, slack: Tensor) -> _State:
     lengths = torch.where(shrinks, value / torch.where(shrinks, slope, 1.0), torch.inf).clamp_min(0.0)
     until_leaving = lengths.amin(-1, keepdim=True)
     distance = torch.where(row, column, 0.0).sum(-1, keepdim=True)
-    independent = distance > DEPENDENT
+    independent = distance > PIVOT_DEPENDENT
     until_tight = torch.where(independent, missing / torch.where(independent, distance, 1.0), torch.inf)
     blocked = torch.isinf(torch.minimum(until_tight, until_leaving))
     ray = torch.where(
@@ -263,3 +274,153 @@ def _loop(step: Callable[..., State], state: State, count: int, going: Callable[
     start: Any = tuple(part.detach().clone(memory_format=torch.contiguous_format) for part in state)
     done = torch.zeros((), dtype=torch.int64, device=state[0].device)
     return tuple(while_loop(more, once, (done, *start)))[1:]
+
+
+# The nearest point on the rows that the pivots ended with, and its verdict ------------------------------------------
+
+
+class _Scaled(NamedTuple):
+    """The problem scaled to numbers of size one and unit rows, in float64."""
+
+    raw: Tensor
+    A: Tensor
+    lower: Tensor
+    upper: Tensor
+    unit: Tensor  # (*batch, 1)
+    length: Tensor  # what each row was divided by, (*batch, m)
+
+
+def project_fixed(rows: Batch, steps: int | None = None) -> tuple[Found, Tensor]:
+    """``argmin |y - raw|  subject to  lower <= A y <= upper`` after a fixed number of pivots, without a derivative.
+
+    Also returns the inverse of the products of the active unit rows, zero elsewhere, ``(B, m, m)``.
+
+    Args:
+        rows: The record of the call; the answer is a flat batch, y in the dtype of its raw.
+        steps: How many pivots; by default `steps_for`.
+    """
+    raw, (m, n), exported = rows.raw, rows.A.shape[-2:], rows.mode == "export"
+    wide = tuple(part.detach() for part in _full(rows))
+    valid = _valid(*wide)
+    problem = _scale(*harmless(valid, *wide))
+    raw_, A_, low, high = problem[:4]
+    product = times(A_, raw_)
+    nearest = finite_size(torch.minimum(low.abs(), high.abs()))
+    slack = GENERAL.inside * (times(A_.abs(), raw_.abs()) + nearest)
+    inside = (torch.maximum(product - high, low - product) <= slack).all(-1)
+    pivots = compiled_pivots if rows.mode == "compile" else partial(fixed_pivots, exported=exported)
+    steps = steps_for(m, n) if steps is None else steps
+    found = pivots(A_ @ A_.mT, product, low, high, slack, steps)
+    bare = exported or rows.mode == "eager"
+    y, weight, inverse = _on_active(problem, found.side, found.inverse, bare)
+    residual = torch.where(inside, 0.0, _residual(raw_, A_, low, high, y, weight))
+    empty = _proved_empty(A_, low, high, found.ray, y)
+    met = inside | _met(A_, low, high, y, torch.finfo(raw.dtype).eps)
+    residual = torch.where(met, residual, torch.inf)
+    status = _status(valid, residual, empty)
+    dual = _multipliers(problem, weight, found.ray, inside, status)
+    moved = within_unit_rows(y * problem.unit, *wide[1:]).to(raw.dtype)
+    y = torch.where(valid.unsqueeze(-1), torch.where(inside.unsqueeze(-1), raw.detach(), moved), torch.nan)
+    return Found(y, None, dual, found.side, status, residual, torch.where(inside, 0, steps)), inverse
+
+
+def _multipliers(problem: _Scaled, dual: Tensor, ray: Tensor, inside: Tensor, status: Tensor) -> Tensor:
+    """``raw - y = A'dual`` in the original units; for an empty set the weights of rows that contradict each other."""
+    dual = torch.where(inside.unsqueeze(-1), 0.0, dual * problem.unit) / problem.length
+    proof = ray / problem.length
+    proof = proof / or_one(proof.abs().amax(-1, keepdim=True))
+    kind = status.unsqueeze(-1)
+    dual = torch.where(kind == int(Status.INFEASIBLE), proof, dual)
+    return torch.where(kind == int(Status.INVALID), torch.nan, dual)
+
+
+def within_unit_rows(y: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> Tensor:
+    """Y clamped to the bounds of the rows that are ``y_j`` or ``-y_j``, which removes rounding; without derivatives."""
+    A, y = A.detach(), y.detach()
+    alone = ((A != 0).sum(-1) == 1) & (A.abs().amax(-1) == 1)
+    plus, minus = (A == 1) & alone.unsqueeze(-1), (A == -1) & alone.unsqueeze(-1)
+    for bound, sign in ((upper, 1.0), (lower, -1.0)):
+        if bound is not None:
+            level = bound.detach().unsqueeze(-1)
+            most = torch.where(plus if sign > 0 else minus, sign * level, torch.inf).amin(-2)
+            least = torch.where(minus if sign > 0 else plus, -sign * level, -torch.inf).amax(-2)
+            y = torch.minimum(torch.maximum(y, least), most)
+    return y
+
+
+def _full(rows: Batch) -> tuple[Tensor, ...]:
+    """Raw, A, lower and upper in float64, all with the full batch dimension; absent bounds are infinite."""
+    wide = in_double(rows)
+    raw, A, lower, upper = wide.numbers
+    return raw, A.expand(raw.shape[0], *A.shape[-2:]), lower, upper  # pyright: ignore[reportReturnType]
+
+
+def _valid(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+    """Whether a sample's numbers are valid, as in `hardnet.solvers.polyhedron.projection`: ``(*batch)``."""
+    numbers = raw.isfinite().all(-1) & A.isfinite().all(-1).all(-1)
+    return numbers & ordered(lower, upper).all(-1)
+
+
+def _scale(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> _Scaled:
+    """Divide rows by their lengths and samples by their sizes."""
+    size = or_one(A.abs().amax(-1))
+    A = A / size.unsqueeze(-1)
+    length = or_one(torch.linalg.vector_norm(A, dim=-1))
+    A = A / length.unsqueeze(-1)
+    low, high = (bound / size / length for bound in (lower, upper))
+    asked = torch.maximum(low, -high)
+    asked = torch.where((asked > 0) & asked.isfinite(), asked, 0.0)
+    unit = or_one(torch.maximum(raw.abs().amax(-1, keepdim=True), asked.amax(-1, keepdim=True)))
+    return _Scaled(raw / unit, A, low / unit, high / unit, unit, size * length)
+
+
+def _on_active(problem: _Scaled, side: Tensor, inverse: Tensor, bare: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """The nearest point on the active rows, corrected once, its multipliers, and the inverse of their products.
+
+    With `bare` nothing is factorized, which exported formats cannot and a device would wait for.
+    """
+    active = side != 0
+    bound = torch.where(active, torch.where(side > 0, problem.upper, problem.lower), 0.0)
+    rows = torch.where(active.unsqueeze(-1), problem.A, 0.0)
+    K = rows @ rows.mT + torch.diag_embed((~active).to(rows))
+    y, dual = problem.raw, torch.zeros_like(bound)
+    for _ in range(2):
+        right = times(rows, y) - bound
+        step = refined(inverse, K, right) if bare else solve_square(K, right)
+        y, dual = y - times(rows.mT, step), dual + step
+    if bare:
+        return y, dual, 2 * inverse - inverse @ K @ inverse
+    both = active.unsqueeze(-1) & active.unsqueeze(-2)
+    return y, dual, torch.where(both, torch.linalg.inv_ex(K).inverse, 0.0)
+
+
+def _residual(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor, y: Tensor, dual: Tensor) -> Tensor:
+    """The residual of `hardnet.solvers.polyhedron.problem.kkt_residual`, for unit rows."""
+    stationarity = (y - raw + times(A.mT, dual)).abs().amax(-1)
+    product = times(A, y)
+    missed = (product - torch.minimum(torch.maximum(product + dual, lower), upper)).abs().amax(-1)
+    return torch.maximum(stationarity, missed) / y.abs().amax(-1).clamp_min(1.0)
+
+
+def _proved_empty(A: Tensor, lower: Tensor, upper: Tensor, ray: Tensor, y: Tensor) -> Tensor:
+    """Farkas: ``A'ray = 0`` and ``sum(upper ray+) - sum(lower ray-) < 0`` prove that no y exists: ``(*batch)``."""
+    bound = torch.where(ray > 0, upper, lower)
+    value = torch.where(ray != 0, ray * torch.where(ray != 0, bound, 0.0), 0.0).sum(-1)
+    leak = times(A.mT, ray).abs().sum(-1) + A.shape[-1] * EPS * ray.abs().sum(-1)
+    return value < -FAR * leak * (1 + y.abs().amax(-1))
+
+
+def _met(A: Tensor, lower: Tensor, upper: Tensor, y: Tensor, rounding: float) -> Tensor:
+    """Whether the rows hold at y within what a certificate allows for this machine epsilon: ``(*batch)``."""
+    weight = A.abs().sum(-1)
+    size = weight * y.abs().amax(-1, keepdim=True) + bound_size(lower, upper, weight)
+    product = times(A, y)
+    return (torch.maximum(product - upper, lower - product) <= GENERAL.allowed * rounding * size).all(-1)
+
+
+def _status(valid: Tensor, residual: Tensor, empty: Tensor) -> Tensor:
+    """The status of each sample; the residual is infinite where a row is not met."""
+    near = torch.where(residual < torch.inf, int(Status.FEASIBLE), int(Status.NOT_CONVERGED))
+    status = torch.where(residual <= GENERAL.solved, int(Status.SOLVED), near)
+    status = torch.where(empty & (residual > GENERAL.solved), int(Status.INFEASIBLE), status)
+    return torch.where(valid, status, int(Status.INVALID)).to(torch.int8)

@@ -22,11 +22,8 @@ from torch import Tensor
 from hardnet.products import times, times_aligned
 from hardnet.solvers.polyhedron.active import solve_active, solve_unseen
 from hardnet.solvers.polyhedron.pivoting import pivot
-from hardnet.solvers.polyhedron.problem import Problem
+from hardnet.solvers.polyhedron.problem import EPS, FAR, Problem
 
-EPS = torch.finfo(torch.float64).eps
-FAR = 1e3
-"""A set counts as empty if only rounding leaves room for points, and only farther away than this many sizes."""
 FAINT = 1e-14
 """The fraction of the largest weight of a ray below which a row takes no part in a contradiction."""
 CHUNK_ENTRIES = 1 << 20
@@ -206,7 +203,7 @@ def _row(A: Tensor, index: Tensor) -> Tensor:
 # satisfies these rows (Farkas). This gives a status where the host reads no value.
 
 
-NOTHING = 1e-12
+NO_WEIGHT = 1e-12
 """The fraction of the largest weight of a ray below which a weight is rounding."""
 
 
@@ -244,7 +241,7 @@ def _dependence(rows: Tensor, lower: Tensor, upper: Tensor, y: Tensor, active: T
     joining = torch.zeros_like(product).scatter(-1, worst, 1.0)
     joining = torch.where(above > below, joining, -joining)
     ray = joining - solve_unseen(rows, active, times(rows, times(rows.mT, joining)))
-    return torch.where(ray.abs() > NOTHING * ray.abs().amax(-1, keepdim=True), ray, 0.0)
+    return torch.where(ray.abs() > NO_WEIGHT * ray.abs().amax(-1, keepdim=True), ray, 0.0)
 
 
 # The compromise on an empty set, by proximal steps on the dual, which need no feasible point.
@@ -254,7 +251,7 @@ def _dependence(rows: Tensor, lower: Tensor, upper: Tensor, y: Tensor, active: T
 # converges to the compromise: the point nearest to raw among those with the least sum of squared distances to the rows.
 
 
-STEPS = 24
+MOST_PROXIMAL = 24
 FIRST_WEIGHT, LAST_WEIGHT = 1e4, 1e8
 BALANCED = 1e-10
 """How large ``A'v`` may be at the compromise, relative to the distances v to the rows."""
@@ -269,7 +266,7 @@ def compromise(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     dual, y, side = torch.zeros_like(problem.lower), problem.raw, torch.zeros_like(problem.lower)
     open_, steps = torch.ones_like(y[:, 0], dtype=torch.bool), torch.zeros_like(y[:, 0], dtype=torch.long)
     weight = FIRST_WEIGHT
-    for _ in range(STEPS):
+    for _ in range(MOST_PROXIMAL):
         dual, new_side, taken = _proximal_step(problem, gram, dual, weight)
         found = _polish(problem, problem.raw - times_aligned(problem.A.mT, dual), new_side)
         keep = open_.unsqueeze(-1)

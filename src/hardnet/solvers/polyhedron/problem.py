@@ -11,20 +11,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hardnet.kernels.limits import Tolerances
 from hardnet.products import align, times_aligned
 from hardnet.structure import bound_size
 
-CERTAIN = 6 * torch.finfo(torch.float64).eps
-"""The fraction of ``sum |a_j y_j|`` beyond which a violated row is corrected: well below what a certificate allows."""
-ALLOWED = 16
-"""How far a row may be violated, in roundings of ``|a|_1 max |y| + |bounds|``; the same as in a certificate."""
-INSIDE = (ALLOWED - 6) * torch.finfo(torch.float64).eps
-"""The fraction of a row's size by which it may be violated at a raw that is returned unchanged where no value may be
-read: what a certificate allows, less the rounding of units and of the product."""
-FEASIBLE = 1e-13
-"""A row counts as satisfied if it is violated by no more than this fraction of ``|a| |raw| + |bound|``."""
-SOLVED = 1e-12
-"""The residual up to which a sample counts as solved."""
+EPS = torch.finfo(torch.float64).eps
+GENERAL = Tolerances(inside=10 * EPS, feasible=1e-13, solved=1e-12, strict=1e-11, certain=6 * EPS, allowed=16.0)
+"""A raw that is returned unchanged where no value may be read may miss a row by what a certificate allows, less the
+rounding of units and of the product; a row is corrected well below that. `feasible` is relative to ``|a| |raw| +
+|bound|``, `certain` to ``sum |a_j y_j|``, and `allowed` counts roundings of the caller's dtype."""
+FAR = 1e3
+"""A set counts as empty if only rounding leaves room for points, and only farther away than this many sizes."""
 
 
 class Problem(NamedTuple):
@@ -77,26 +74,26 @@ class Problem(NamedTuple):
     def slack_at(self, point: Tensor) -> Tensor:
         """`slack`, for a point that may be larger than raw: ``(B, m)``."""
         length = lambda vector: torch.linalg.vector_norm(vector, dim=-1, keepdim=True)
-        return self.slack + FEASIBLE * self.norm * (length(point) - length(self.raw)).clamp_min(0.0)
+        return self.slack + GENERAL.feasible * self.norm * (length(point) - length(self.raw)).clamp_min(0.0)
 
     def violation(self, product: Tensor) -> Tensor:
         """``max(A y - upper, lower - A y)`` for the given ``A y``: positive where a row is violated."""
         return torch.maximum(product - self.upper, self.lower - product)
 
     def beyond(self, y: Tensor, product: Tensor) -> Tensor:
-        """How far the worst row is violated beyond `CERTAIN` of its terms at y, given ``A y``: ``(B,)``; zero if none.
+        """How far the worst row is violated beyond `certain` of its terms at y, given ``A y``: ``(B,)``; zero if none.
 
         A row's terms ``sum |a_j y_j|`` are at least ``|a'y|``, so they are only summed where ``|a'y|`` does not decide.
         """
         excess, worst = self.violation(product), torch.zeros_like(y[:, 0])
-        sample, row = (excess > CERTAIN * product.abs()).nonzero(as_tuple=True)
+        sample, row = (excess > GENERAL.certain * product.abs()).nonzero(as_tuple=True)
         if len(sample) == 0:
             return worst
         if self.shared:  # one product for all samples costs less than copying each row in doubt
             terms = times_aligned(self.A.abs(), y.abs())[sample, row]
         else:
             terms = times_aligned(self.A[sample, row].abs().unsqueeze(-2), y[sample].abs()).squeeze(-1)
-        left = (excess[sample, row] - CERTAIN * terms).clamp_min(0.0)
+        left = (excess[sample, row] - GENERAL.certain * terms).clamp_min(0.0)
         return worst.scatter_reduce(0, sample, left, "amax")
 
     def size_at(self, y: Tensor) -> Tensor:
@@ -105,9 +102,9 @@ class Problem(NamedTuple):
         return weight * y.abs().amax(-1, keepdim=True) + bound_size(self.lower, self.upper, weight)
 
     def certified(self, y: Tensor, rounding: float, product: Tensor | None = None) -> Tensor:
-        """Whether no row is violated by more than `ALLOWED` roundings of its size at y ``(B,)``; `product`: ``A y``."""
+        """Whether no row is violated by more than `allowed` roundings of its size at y ``(B,)``; `product`: ``A y``."""
         product = times_aligned(self.A, y) if product is None else product
-        return (self.violation(product) <= ALLOWED * rounding * self.size_at(y)).all(-1)
+        return (self.violation(product) <= GENERAL.allowed * rounding * self.size_at(y)).all(-1)
 
 
 def standard_form(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Problem:
@@ -128,14 +125,14 @@ def standard_form(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Probl
 
 
 def _slack(norm: Tensor, point: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-    """``FEASIBLE (|a| |point| + |bound|)`` with the smaller bound.
+    """``GENERAL.feasible (|a| |point| + |bound|)`` with the smaller bound.
 
     The larger bound is not needed: if it is violated by an ``a'y`` on the far side of zero, the smaller bound is as
     large; otherwise ``|a'y|`` is larger.
     """
     nearest = torch.minimum(lower.abs(), upper.abs())
     size = torch.where(nearest.isfinite(), nearest, 0.0)
-    return FEASIBLE * (norm * torch.linalg.vector_norm(point, dim=-1, keepdim=True) + size)
+    return GENERAL.feasible * (norm * torch.linalg.vector_norm(point, dim=-1, keepdim=True) + size)
 
 
 def kkt_residual(problem: Problem, y: Tensor, dual: Tensor, product: Tensor | None = None) -> Tensor:
@@ -162,3 +159,11 @@ def careful_residual(problem: Problem, y: Tensor, dual: Tensor) -> Tensor:
     product = times_aligned(problem.A, y)
     violated = (problem.violation(product) / problem.norm).amax(-1) / unit
     return torch.maximum(kkt_residual(problem, y, dual, product) - rounding, violated).clamp_min(0.0)
+
+
+def harmless(valid: Tensor, raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, ...]:
+    """The numbers with zeros and absent bounds in place of those of invalid samples, which every solver can handle."""
+    row = valid.unsqueeze(-1)
+    A = torch.where(valid.any(), A, 0.0) if A.dim() == 2 else torch.where(row.unsqueeze(-1), A, 0.0)
+    bounds = torch.where(row, lower, -torch.inf), torch.where(row, upper, torch.inf)
+    return torch.where(row, raw, 0.0), A, *bounds

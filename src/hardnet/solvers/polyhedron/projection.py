@@ -25,7 +25,7 @@ from torch import Tensor
 import hardnet.kernels.gpu.affine as gpu
 from hardnet.errors import MissingExtraError
 from hardnet.kernels.backends import find
-from hardnet.kernels.limits import CLOSE, Tolerances
+from hardnet.kernels.limits import CLOSE
 from hardnet.products import (
     LARGEST_EXPONENT,
     exponent,
@@ -44,24 +44,21 @@ from hardnet.solvers.polyhedron.fixed import fixed_pivots, steps_for
 from hardnet.solvers.polyhedron.orthogonal import compromise
 from hardnet.solvers.polyhedron.pivoting import KERNEL_ROWS, by_pivoting
 from hardnet.solvers.polyhedron.problem import (
-    ALLOWED,
-    CERTAIN,
-    FEASIBLE,
-    INSIDE,
-    SOLVED,
+    GENERAL,
     Problem,
     careful_residual,
+    harmless,
     kkt_residual,
     standard_form,
 )
 from hardnet.solvers.polyhedron.shared_rows import SharedRows
 from hardnet.solvers.polyhedron.shared_rows import answer as shared_answer
-from hardnet.solvers.solution import Outcome, Solution, Status, place, take
+from hardnet.solvers.solution import Found, Solution, Status, place, take
 
 # One row: the projection in closed form, ``y = raw - a (a'raw - clamp(a'raw, lower, upper)) / |a|^2``.
 
 
-def solve_single(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Outcome:
+def solve_single(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Found:
     """Project onto one row per sample; the numbers must be finite and the bounds in order."""
     a = A.reshape(-1, A.shape[-1])
     square = a.square().sum(-1, keepdim=True)
@@ -69,7 +66,7 @@ def solve_single(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Outcom
     target = product.clamp(lower, upper)
     excess = product - target
     size = square.sqrt() * torch.linalg.vector_norm(raw, dim=-1, keepdim=True) + target.abs()
-    moved = excess.abs() > FEASIBLE * size
+    moved = excess.abs() > GENERAL.feasible * size
     empty = moved & (square == 0)
     dual = torch.where(moved & ~empty, excess / square, 0.0)
     y = raw - a * dual
@@ -80,7 +77,7 @@ def solve_single(raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> Outcom
     residual = torch.where(moved, missed, 0.0)
     dual = torch.where(empty, excess.sign(), dual)
     status, steps, residual = (part.squeeze(-1) for part in (empty * int(Status.INFEASIBLE), moved.long(), residual))
-    return Outcome(y, dual, dual.sign(), status.to(torch.int8), steps, residual)
+    return Found(y, None, dual, dual.sign(), status.to(torch.int8), residual, steps)
 
 
 # Rows that bound one output times a power of two (``y_j <= u``, ``-2 y_j <= u``): y is clamped to meet them.
@@ -168,7 +165,7 @@ def _on_touching_rows(problem: Problem, y: Tensor) -> tuple[Tensor, Tensor, Tens
     """
     product = times_aligned(problem.A, y)
     target = product.clamp(problem.lower, problem.upper) - product
-    touching = problem.violation(product) >= -FEASIBLE * times_aligned(problem.A.abs(), y.abs())
+    touching = problem.violation(product) >= -GENERAL.feasible * times_aligned(problem.A.abs(), y.abs())
     weight = solve_active(problem.A, touching, target)
     step = times_aligned(problem.A.mT, weight)
     near = torch.linalg.vector_norm(step, dim=-1) <= LONGEST * (target.abs() / problem.norm).sum(-1)
@@ -184,8 +181,6 @@ def _on_touching_rows(problem: Problem, y: Tensor) -> tuple[Tensor, Tensor, Tens
 # active set on orthonormal bases, which also proves sets empty. For an empty set, proximal steps find the compromise.
 
 
-STRICT = 1e-11
-"""The fraction of the sample's size above which a multiplier makes its row strictly active."""
 THREADED_ENTRIES = 2000
 """The entries of one sample's A below which DAQP is so fast that a second thread only waits for the interpreter."""
 
@@ -199,7 +194,7 @@ def solve_in_steps(
     shared: SharedRows | None = None,
     again: Project | None = None,
     rounding: float | None = None,
-) -> Outcome:
+) -> Found:
     """Project a flat batch in stages, each for all its samples at once.
 
     `again` projects the corrections of the last digits; a sample that still misses a row by more than a certificate
@@ -221,11 +216,12 @@ def solve_in_steps(
         found, product = place(_unchanged(problem), todo, part), product.index_copy(0, todo, moved)
     found = found if again is None else _certain(problem, found, product, again, rounding)
     m, n = problem.size
+    assert found.side is not None
     return found._replace(y=found.y[:, :n], dual=found.dual[:, :m], side=found.side[:, :m])
 
 
-def _certain(problem: Problem, found: Outcome, product: Tensor, again: Project, rounding: float | None) -> Outcome:
-    """The outcome with the last digits corrected where rows miss their bounds beyond `CERTAIN`, given ``A y``.
+def _certain(problem: Problem, found: Found, product: Tensor, again: Project, rounding: float | None) -> Found:
+    """The outcome with the last digits corrected where rows miss their bounds beyond `GENERAL.certain`, given ``A y``.
 
     Rows that contradict each other by the rounding of their bounds cannot be satisfied: then NOT_CONVERGED.
     """
@@ -234,30 +230,30 @@ def _certain(problem: Problem, found: Outcome, product: Tensor, again: Project, 
     if len(index) == 0:
         return found
     part, old = problem.take(index), take(found, index)
-    y, dual = touch_up(part, old.y, old.dual, old.iterations > 0, worst[index], again)
+    y, dual = touch_up(part, old.y, old.dual, old.steps > 0, worst[index], again)
     moved = (y != old.y).any(-1)
     residual = torch.where(moved, careful_residual(part, y, dual), old.residual)
-    steps = torch.maximum(old.iterations, moved.to(old.iterations.dtype))
+    steps = torch.maximum(old.steps, moved.to(old.steps.dtype))
     met = part.certified(y, rounding) if rounding is not None else torch.ones_like(moved)
     status = torch.where(met, old.status, int(Status.NOT_CONVERGED))
-    return place(found, index, Outcome(y, dual, old.side, status, steps, residual))
+    return place(found, index, Found(y, None, dual, old.side, status, residual, steps))
 
 
-def _unchanged(problem: Problem) -> Outcome:
+def _unchanged(problem: Problem) -> Found:
     """Every sample unchanged: the answer for samples inside the set, and a placeholder for the others."""
     zero, residual = torch.zeros_like(problem.lower), torch.zeros_like(problem.raw[:, 0])
     status = torch.full_like(residual, int(Status.SOLVED), dtype=torch.int8)
-    return Outcome(problem.raw, zero, zero, status, torch.zeros_like(status, dtype=torch.long), residual)
+    return Found(problem.raw, None, zero, zero, status, residual, torch.zeros_like(status, dtype=torch.long))
 
 
-def _answer(problem: Problem, backend: str, shared: SharedRows | None = None) -> tuple[Outcome, Tensor]:
+def _answer(problem: Problem, backend: str, shared: SharedRows | None = None) -> tuple[Found, Tensor]:
     """Solve the samples outside the set, check them, and solve those that fail more carefully; also returns ``A y``."""
     y, dual, iterations, finished = _first_answer(problem, backend, shared)
     product = times_aligned(problem.A, y)
     residual = kkt_residual(problem, y, dual, product)
     status = torch.zeros_like(iterations, dtype=torch.int8)
-    outcome = Outcome(y, dual, side_of(problem, dual), status, iterations.clamp_min(1), residual)
-    failed = (~(finished & (residual <= SOLVED))).nonzero().squeeze(-1)
+    outcome = Found(y, None, dual, side_of(problem, dual), status, residual, iterations.clamp_min(1))
+    failed = (~(finished & (residual <= GENERAL.solved))).nonzero().squeeze(-1)
     if len(failed):
         part = problem.take(failed)
         settled = _careful(part)
@@ -338,33 +334,34 @@ def _solve_span(problem: Problem, found: Answer, span: slice) -> None:
 def side_of(problem: Problem, dual: Tensor) -> Tensor:
     """The sign of each multiplier that exceeds rounding, else 0."""
     weight = dual * problem.norm
-    strict = weight.abs() > STRICT * weight.abs().amax(-1, keepdim=True).clamp_min(1.0)
+    strict = weight.abs() > GENERAL.strict * weight.abs().amax(-1, keepdim=True).clamp_min(1.0)
     return torch.where(strict, weight.sign(), 0.0)
 
 
-def _share(problem: Problem, outcome: Outcome) -> Outcome:
+def _share(problem: Problem, outcome: Found) -> Found:
     """Where rows touch y with a zero multiplier, the canonical multipliers."""
     lead = problem.A.unsqueeze(0) if problem.shared else problem.A
     solved = (outcome.status == int(Status.SOLVED)).unsqueeze(-1)
     y = torch.where(solved, outcome.y, torch.nan)
     flat = (problem.raw, lead, problem.lower, problem.upper, problem.raw[:1], problem.raw[:1])
+    assert outcome.side is not None
     dual, side = shared_multipliers(flat, y, outcome.dual, outcome.side, None)
     return outcome._replace(dual=dual, side=side)
 
 
-def _careful(problem: Problem) -> Outcome:
+def _careful(problem: Problem) -> Found:
     """Solve, prove empty, or give up the samples that the first answer left open."""
     unit = problem.of_unit_rows()
     found = orthogonal.settle(unit, step_limit(problem.A))
     residual = careful_residual(unit, found.y, found.dual)
-    status = torch.where(residual <= SOLVED, int(Status.SOLVED), int(Status.NOT_CONVERGED))
+    status = torch.where(residual <= GENERAL.solved, int(Status.SOLVED), int(Status.NOT_CONVERGED))
     status = torch.where(found.empty, int(Status.INFEASIBLE), status).to(torch.int8)
-    outcome = Outcome(found.y, found.dual / problem.norm, found.side, status, found.steps.clamp_min(1), residual)
+    outcome = Found(found.y, None, found.dual / problem.norm, found.side, status, residual, found.steps.clamp_min(1))
     empty = found.empty.nonzero().squeeze(-1)
     if len(empty) == 0:
         return outcome
     y, side, steps = compromise(unit.take(empty))
-    held = Outcome(y, outcome.dual[empty], side, status[empty], found.steps[empty] + steps + 1, residual[empty])
+    held = Found(y, None, outcome.dual[empty], side, status[empty], residual[empty], found.steps[empty] + steps + 1)
     return place(outcome, empty, held)
 
 
@@ -374,7 +371,7 @@ def _careful(problem: Problem) -> Outcome:
 # Samples that are not solved by that are NOT_CONVERGED.
 
 
-def fixed_program(rows: Batch, shared: SharedRows | None, rounding: float | None = None) -> Outcome:
+def fixed_program(rows: Batch, shared: SharedRows | None, rounding: float | None = None) -> Found:
     """Solve all samples by the same program: shared factors, a GPU kernel if the rows fit, or a fixed number of pivots.
 
     If a row is violated by more than a certificate allows for this machine epsilon, `rounding`, the sample's residual
@@ -387,16 +384,18 @@ def fixed_program(rows: Batch, shared: SharedRows | None, rounding: float | None
     residual = kkt_residual(problem, y, dual, product)
     if rounding is not None:
         residual = torch.where(problem.certified(y, rounding, product), residual, torch.inf)
-    status = torch.where(inside | (residual <= SOLVED), int(Status.SOLVED), int(Status.NOT_CONVERGED)).to(torch.int8)
+    status = torch.where(inside | (residual <= GENERAL.solved), int(Status.SOLVED), int(Status.NOT_CONVERGED)).to(
+        torch.int8
+    )
     keep = inside.unsqueeze(-1)
     dual = torch.where(keep, 0.0, dual)
     side = side_of(problem, dual)
-    return Outcome(y[:, :n], dual[:, :m], side[:, :m], status, torch.where(inside, 0, steps.clamp_min(1)), residual)
+    return Found(y[:, :n], None, dual[:, :m], side[:, :m], status, residual, torch.where(inside, 0, steps.clamp_min(1)))
 
 
 def _split(problem: Problem) -> tuple[Tensor, Problem]:
-    """Which samples are inside ``(B,)``, and the problem, whose slack for samples near the set is that of `INSIDE`."""
-    excess, slack = problem.violation(problem.product), INSIDE * problem.size_at(problem.raw)
+    """Which samples are inside ``(B,)``, and the problem, whose slack for samples near the set is `inside`."""
+    excess, slack = problem.violation(problem.product), GENERAL.inside * problem.size_at(problem.raw)
     close = (excess <= CLOSE * problem.slack).all(-1, keepdim=True)
     return (excess <= slack).all(-1), problem._replace(slack=torch.where(close, slack, problem.slack))
 
@@ -444,7 +443,7 @@ def project_affine(
         rows = in_double(take_rows(raw, A, lower, upper))
         found = solve(rows._replace(look=True), backend=backend)
     y, dual = found.y.to(raw.dtype), found.dual.to(raw.dtype)
-    return Solution(*map(rows.as_given, (y, dual, found.status, found.iterations, found.residual)))
+    return Solution(*map(rows.as_given, (y, dual, found.status, found.steps, found.residual)))
 
 
 def solve(
@@ -454,7 +453,7 @@ def solve(
     shared: SharedRows | None = None,
     again: bool = True,
     rounding: float | None = None,
-) -> Outcome:
+) -> Found:
     """Project a record in float64 (`hardnet.rows.in_double`), in its original units.
 
     If no value may be read, the host never waits for the device: every sample runs the same program, and samples that
@@ -469,13 +468,13 @@ def solve(
     valid = _valid(raw, size, lower, upper)
     sound = look and bool(valid.all())
     if not sound:
-        size, (raw, A, lower, upper) = torch.where(size.isfinite(), size, 0.0), _harmless(valid, raw, A, lower, upper)
+        size, (raw, A, lower, upper) = torch.where(size.isfinite(), size, 0.0), harmless(valid, raw, A, lower, upper)
     units = measure(raw, size, lower, upper)
     low, high = shift_each((lower, upper), -units.row - units.sample)
     rows = given._replace(raw=shift(raw, -units.sample), A=shift_rows(A, units.row), lower=low, upper=high)
     found = _in_units(_choose(rows, backend, shared, _again(rows) if again else None, rounding), units, raw, look)
     if not look or bool((power(units.row - 1) == size).any()):  # else no row is a power of two times one output
-        moved = (found.status == int(Status.SOLVED)) & (found.iterations > 0)
+        moved = (found.status == int(Status.SOLVED)) & (found.steps > 0)
         exact = clamp_coordinates(found.y, rows.A, units.row, lower, upper)
         found = found._replace(y=torch.where(moved.unsqueeze(-1), exact, found.y))
     return found if sound else _poison(found, valid)
@@ -499,9 +498,9 @@ def measure(raw: Tensor, size: Tensor, lower: Tensor, upper: Tensor) -> Units:
     return Units(row, sample.clamp(-LARGEST_EXPONENT, LARGEST_EXPONENT))
 
 
-def _in_units(found: Outcome, units: Units, raw: Tensor, look: bool) -> Outcome:
+def _in_units(found: Found, units: Units, raw: Tensor, look: bool) -> Found:
     """The outcome in the original units; raw itself for samples that did not move."""
-    moved = (found.iterations > 0).unsqueeze(-1)
+    moved = (found.steps > 0).unsqueeze(-1)
     y = torch.where(moved, shift(found.y, units.sample), raw)
     empty = (found.status == int(Status.INFEASIBLE)).unsqueeze(-1)
     proved = bool(empty.any()) if look else found.dual.shape[-1] == 1  # else only one row has a proof
@@ -527,7 +526,7 @@ def _again(rows: Batch) -> Project:
 
 def _choose(
     rows: Batch, backend: str, shared: SharedRows | None, again: Project | None, rounding: float | None
-) -> Outcome:
+) -> Found:
     """The solver for rows of this shape, in units of size one."""
     if rows.A.shape[-2] == 1:
         return solve_single(*rows.numbers)  # pyright: ignore[reportArgumentType]
@@ -554,7 +553,7 @@ def _in_steps(
     again: Project | None,
     rounding: float | None,
     alone: Tensor | None,
-) -> Outcome:
+) -> Found:
     """By the solver of a box and rows, which takes bounds of single outputs as bounds; the others in stages."""
     lead = rows.A if alone is None else rows.A[~alone]  # one row has a kernel of its own
     kernel = find("box_rows", rows._replace(A=lead)) if backend == "auto" and shared is None else None
@@ -606,7 +605,7 @@ class _Bounds(NamedTuple):
         return total
 
 
-def _beside_box(kernel: Any, rows: Batch, rounding: float, alone: Tensor | None) -> Outcome:
+def _beside_box(kernel: Any, rows: Batch, rounding: float, alone: Tensor | None) -> Found:
     """By the solver of a box and rows, the box from the rows `alone` of one output, ``(m,)``."""
     raw, A, lower, upper = rows.numbers
     assert lower is not None
@@ -625,24 +624,24 @@ def _beside_box(kernel: Any, rows: Batch, rounding: float, alone: Tensor | None)
     if bounds is not None:
         dual[:, ~general] = bounds.multipliers(y, raw - y - times_columnwise(lead, some))
     size = torch.maximum(raw.abs().amax(-1, keepdim=True), dual.abs().amax(-1, keepdim=True))
-    side = torch.where(dual.abs() > STRICT * size, dual.sign(), 0.0)
-    return Outcome(y, dual, side, status, (y != raw).any(-1).long(), residual)
+    side = torch.where(dual.abs() > GENERAL.strict * size, dual.sign(), 0.0)
+    return Found(y, None, dual, side, status, residual, (y != raw).any(-1).long())
 
 
-def _by_kernel(kernel: Any, rows: Batch, again: Project | None, rounding: float | None) -> Outcome:
+def _by_kernel(kernel: Any, rows: Batch, again: Project | None, rounding: float | None) -> Found:
     """Solve every sample by a kernel, and those it leaves open by `solve_in_steps` where values may be read."""
-    allowed = torch.inf if rounding is None else ALLOWED * rounding
-    tolerances = Tolerances(INSIDE, FEASIBLE, SOLVED, STRICT, CERTAIN, allowed)
+    allowed = torch.inf if rounding is None else GENERAL.allowed * rounding
+    tolerances = GENERAL._replace(allowed=allowed)
     y, dual, side, steps, residual, left, met = kernel.forward(rows, step_limit(rows.A), tolerances)
     status = torch.where(met, int(Status.SOLVED), int(Status.NOT_CONVERGED)).to(torch.int8)
-    outcome = Outcome(y, dual, side, status, steps, residual)
+    outcome = Found(y, None, dual, side, status, residual, steps)
     todo = left.nonzero().squeeze(-1) if rows.look else ()
     if len(todo) == 0:
         return outcome
     return place(outcome, todo, _in_steps(rows.take(todo), "auto", None, again, rounding, None))
 
 
-def _poison(outcome: Outcome, valid: Tensor) -> Outcome:
+def _poison(outcome: Found, valid: Tensor) -> Found:
     """NaN for the invalid samples alone."""
     status = torch.where(valid, outcome.status, int(Status.INVALID))
     bad = ~valid
@@ -654,11 +653,3 @@ def _valid(raw: Tensor, size: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
     """Whether raw and rows are finite, and bounds ordered, not NaN and not infinite on the wrong side: ``(B,)``."""
     numbers = raw.isfinite().all(-1) & size.isfinite().all(-1)
     return numbers & ordered(lower, upper).all(-1)
-
-
-def _harmless(valid: Tensor, raw: Tensor, A: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, ...]:
-    """Replace the numbers of invalid samples by zeros and absent bounds, which every solver can handle."""
-    row = valid.unsqueeze(-1)
-    A = torch.where(valid.any(), A, 0.0) if A.dim() == 2 else torch.where(row.unsqueeze(-1), A, 0.0)
-    bounds = torch.where(row, lower, -torch.inf), torch.where(row, upper, torch.inf)
-    return torch.where(row, raw, 0.0), A, *bounds

@@ -31,7 +31,7 @@ CARRIES = 1e-9
 """The force or multiplier of a row, relative to the largest force, above which the least slack rests on the row."""
 KNOWN = 1e-7
 """The accuracy, relative to the size of y, to which the slack of every relaxed row must be known."""
-RANK = 1e-11
+SLACK_RANK = 1e-11
 """Singular values below this fraction of the largest count as zero."""
 
 
@@ -141,10 +141,10 @@ def settle(anchor: Tensor, rows: Rows, fixed: Tensor) -> Tensor:
     soft = rows.weight > 0
     bound = active_bound(rows, fixed)
     held = torch.where(((fixed != 0) & ~soft).unsqueeze(-1), rows.A, 0.0)
-    inverse = torch.linalg.pinv(held, rtol=RANK)
+    inverse = torch.linalg.pinv(held, rtol=SLACK_RANK)
     root = torch.where((fixed != 0) & soft, rows.weight.sqrt(), 0.0)
     pull = root.unsqueeze(-1) * rows.A
-    rounding = RANK * root.detach().amax(-1)  # absolute: the hard rows may leave nothing of a pull
+    rounding = SLACK_RANK * root.detach().amax(-1)  # absolute: the hard rows may leave nothing of a pull
     step = torch.linalg.pinv(pull - pull @ inverse @ held, atol=rounding, rtol=torch.zeros_like(rounding))
     for _ in range(2):
         anchor = anchor - times_aligned(inverse, times_aligned(held, anchor) - torch.where(soft, 0.0, bound))
@@ -197,7 +197,7 @@ def _settle_level(rows: Rows, before: _First, level: float) -> _First:
 def _basis(rows: Rows, settled: _First) -> Tensor:
     """An orthonormal basis ``(B, r, n)`` of the rows that are settled, with zeros behind it."""
     _, size, basis = torch.linalg.svd(torch.where((settled.fixed != 0).unsqueeze(-1), rows.A, 0.0), full_matrices=False)
-    return torch.where((size > RANK * size[:, :1]).unsqueeze(-1), basis, 0.0)
+    return torch.where((size > SLACK_RANK * size[:, :1]).unsqueeze(-1), basis, 0.0)
 
 
 def _least_slack(raw: Tensor, rows: Rows) -> _First:
@@ -212,6 +212,7 @@ def _least_slack(raw: Tensor, rows: Rows) -> _First:
         near = found.y[:, : raw.shape[-1]] / eps**0.5
         proven = (found.status == int(Status.INFEASIBLE)) & ~empty
         proof, empty = torch.where(proven.unsqueeze(-1), found.dual, proof), empty | proven
+        assert found.side is not None
         side = found.side.to(torch.int8)
         y = settle(near, rows, side)
         missed, needed = _missed(y, rows, side, found.dual)
@@ -255,7 +256,7 @@ def _missed(y: Tensor, rows: Rows, fixed: Tensor, dual: Tensor) -> tuple[Tensor,
     held = torch.where(((fixed != 0) & ~soft).unsqueeze(-1), rows.A, 0.0)
     pull = times_aligned(rows.A.mT, force)
     signed = torch.where(rows.lower < rows.upper, fixed, 0)  # an equality may be needed on either side
-    shortest = times_aligned(torch.linalg.pinv(held.mT, rtol=RANK), pull)
+    shortest = times_aligned(torch.linalg.pinv(held.mT, rtol=SLACK_RANK), pull)
     of_step, largest = torch.where(soft, 0.0, dual), force.abs().amax(-1)
     short, stepped = (
         torch.maximum((pull - times_aligned(held.mT, chosen)).abs().amax(-1), -(chosen * signed).amin(-1))
@@ -301,6 +302,7 @@ def _nearest(raw: Tensor, rows: Rows, first: _First, stage: Tensor) -> Relaxatio
         upper = torch.maximum(upper, product + room * (product >= upper))
         low, high = torch.cat([level, lower], dim=-1), torch.cat([level, upper], dim=-1)
         found = place(found, left, solve(_record(raw[left], every[left], low[left], high[left])))
+    assert found.side is not None
     side = torch.where(fixed, first.fixed, found.side[:, basis.shape[-2] :].to(torch.int8))
     done = first.status == int(Status.SOLVED)
     status = torch.where(done & (found.status != int(Status.SOLVED)), int(Status.NOT_CONVERGED), first.status)

@@ -30,23 +30,23 @@ from hardnet.solvers.polyhedron.problem import Problem
 # ``K_JJ w = target_J`` for each sample's own rows J of one matrix K: batched Cholesky factors in blocks.
 #
 # The active rows come first and are padded with rows of the identity: to their number rounded up to a ladder of sizes
-# where values may be read, else to all rows. A diagonal of `RIDGE` keeps dependent rows factorizable; corrections
-# remove its effect on the answer. If the answer is not unique, it is the one nearest to the starting point: from zero,
+# where values may be read, else to all rows. A diagonal, `SHARED_RIDGE`, keeps dependent rows factorizable;
+# corrections remove its effect. If the answer is not unique, it is the one nearest to the starting point: from zero,
 # duplicate rows share evenly.
 
 
-RIDGE = 1e-11
+SHARED_RIDGE = 1e-11
 """Added to the unit diagonal: above rounding of a factor, below any angle that the answer could resolve."""
 BLOCK = {"cpu": 1 << 30, "cuda": 64}
 """Columns that are factorized at once: on a GPU most of the time is then spent in products of blocks."""
 PART_OF_MEMORY = 32
 """One chunk of factors takes at most one part in this many of the memory of a GPU."""
-SOLVES = 3
+SHARED_SOLVES = 3
 """The number of solves: one solution and two corrections."""
 
 
 class Blocks(NamedTuple):
-    """``K_JJ + RIDGE I = L L'``; L is ``(B, size, size)``, with its diagonal blocks replaced by their inverses."""
+    """``K_JJ + r I = L L'``, r a ridge; L is ``(B, size, size)``, with inverses as diagonal blocks."""
 
     L: Tensor
     width: int
@@ -97,7 +97,7 @@ def factorize(K: Tensor, index: Tensor | None, kept: Tensor) -> Blocks:
 
 
 def solve_shared(
-    K: Tensor, active: Tensor, target: Tensor, look: bool, start: Tensor | None = None, solves: int = SOLVES
+    K: Tensor, active: Tensor, target: Tensor, look: bool, start: Tensor | None = None, solves: int = SHARED_SOLVES
 ) -> Tensor:
     """``w`` with ``K_JJ w_J = target_J``, zero off J: ``(B, k)``.
 
@@ -137,7 +137,7 @@ def _columns(K: Tensor, index: Tensor | None, kept: Tensor, first: int, last: in
     own = K[first:, first:last] if index is None else K[index[:, first:, None], index[:, None, first:last]]
     panel = torch.where(both, own, 0.0)
     corner = panel[:, : last - first].diagonal(dim1=-2, dim2=-1)
-    corner.copy_(torch.where(kept[:, first:last], corner + RIDGE, 1.0))
+    corner.copy_(torch.where(kept[:, first:last], corner + SHARED_RIDGE, 1.0))
     return panel
 
 
@@ -167,7 +167,7 @@ def _entries(device: torch.device) -> int:
 # units of `hardnet.solvers.polyhedron.problem`.
 
 
-SOFT, STIFF = 4.0, 40.0
+SOFT_WEIGHT, STIFF_WEIGHT = 4.0, 40.0
 """Weights rho of unit rows in a splitting step: for few active rows, and for nearly as many as outputs."""
 RELAXATION = 1.6
 """Over-relaxation of a splitting step."""
@@ -175,7 +175,7 @@ MOST_DEPENDENT = 1e5
 """The largest norm of ``C^+`` for which unit equality rows are eliminated: beyond it the general solver takes over."""
 WITHIN = 1e-7
 """A row is determined by the equalities if less than this fraction of its length is in their null space."""
-CORRECTIONS = 3
+EQUALITY_STEPS = 3
 """Steps that bring a point onto the equalities: each gains as many digits as the condition of C permits."""
 
 
@@ -195,8 +195,8 @@ class SharedRows(NamedTuple):
         G: The other rows, of length one in the null space of C; zero if the equalities determine the row, ``(k, n)``.
         scale: ``a_i = scale_i g_i``; 1 if the equalities determine the row, ``(k,)``.
         gram: K, ``(k, k)``.
-        soft: ``RELAXATION / 2 I - RELAXATION (I + SOFT K)^-1``, the matrix of a splitting step, ``(k, k)``.
-        stiff: The same with `STIFF`.
+        soft: ``RELAXATION / 2 I - RELAXATION (I + SOFT_WEIGHT K)^-1``, the matrix of a splitting step, ``(k, k)``.
+        stiff: The same with `STIFF_WEIGHT`.
     """
 
     equal: Tensor
@@ -235,7 +235,9 @@ def prepare(A: Tensor, equality: Tensor | None = None) -> SharedRows | None:
         return None
     G, scale, reduced = _across(A[free], basis)
     gram = reduced @ reduced.mT
-    return SharedRows(equal, free, C, inverse, length, G, scale, gram, _step(gram, SOFT), _step(gram, STIFF))
+    return SharedRows(
+        equal, free, C, inverse, length, G, scale, gram, _step(gram, SOFT_WEIGHT), _step(gram, STIFF_WEIGHT)
+    )
 
 
 def unit_rows(A: Tensor) -> tuple[Tensor, Tensor]:
@@ -251,7 +253,7 @@ def on_equalities(rows: SharedRows, point: Tensor, b: Tensor | float) -> tuple[T
     if len(rows.equal) == 0:
         return point, dual
     y = point
-    for _ in range(CORRECTIONS):
+    for _ in range(EQUALITY_STEPS):
         way = times(rows.inverse.mT, times(rows.C, y) - b)
         dual = dual + times(rows.inverse, way)
         y = point - times(rows.C.mT, dual)
@@ -312,8 +314,8 @@ def split_steps(step: Tensor, low: Tensor, high: Tensor, state: Tensor, count: i
 
 
 def stiffen(state: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """The state with the same multipliers ``rho (t - s)`` for the weight `STIFF` instead of `SOFT`."""
-    return torch.lerp(state.clamp(low, high), state, SOFT / STIFF)
+    """The state with the same multipliers ``rho (t - s)`` for the weight `STIFF_WEIGHT` instead of `SOFT_WEIGHT`."""
+    return torch.lerp(state.clamp(low, high), state, SOFT_WEIGHT / STIFF_WEIGHT)
 
 
 def sides_of(state: Tensor, low: Tensor, high: Tensor) -> Tensor:
@@ -323,7 +325,7 @@ def sides_of(state: Tensor, low: Tensor, high: Tensor) -> Tensor:
 
 def guess_of(state: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
     """The sides of a stiff state and its multipliers: ``(B, k)`` each."""
-    return sides_of(state, low, high), STIFF * (state - state.clamp(low, high))
+    return sides_of(state, low, high), STIFF_WEIGHT * (state - state.clamp(low, high))
 
 
 def pivots_on_chip(rows: SharedRows) -> bool:
@@ -408,7 +410,7 @@ MORE_STEPS = 60
 AGAIN = ((0, 16), (150, 4), (0, 8), (450, 16), (0, 16))
 """Further rounds for the open samples, as pairs: the number of stiff splitting steps before the round (0: exchange rows
 instead), and, where no value may be read, the k for which one sample in k can be solved again."""
-LEAST = 64
+LEAST_AGAIN = 64
 """At least this many samples can be solved again, however small the batch is."""
 TIGHT = 8.0
 """How far a row may miss its bound and still count as tight, in slacks."""
@@ -523,7 +525,7 @@ def _open(settled: Tensor, share: int, look: bool) -> Tensor:
     """The samples to solve again: the open ones; where no value may be read, one in `share`, open ones first."""
     if look:
         return (~settled).nonzero().squeeze(-1)
-    count = min(len(settled), max(LEAST, len(settled) // share))
+    count = min(len(settled), max(LEAST_AGAIN, len(settled) // share))
     return settled.to(torch.uint8).argsort(stable=True)[:count]
 
 

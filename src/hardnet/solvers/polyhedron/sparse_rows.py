@@ -18,7 +18,7 @@ from hardnet.errors import MissingExtraError
 from hardnet.kernels.backends import find
 from hardnet.rows import Batch
 from hardnet.solvers.polyhedron.orthogonal import FAR
-from hardnet.solvers.polyhedron.problem import CERTAIN
+from hardnet.solvers.polyhedron.problem import GENERAL
 from hardnet.solvers.solution import Status
 from hardnet.tolerances import ROUNDINGS
 
@@ -382,7 +382,7 @@ def _one(rows: SparseRows, raw: Any, lower: Any, upper: Any) -> tuple[Any, Any, 
         return raw, ray / rows.length, nothing, Status.INFEASIBLE, np.inf, 0
     parts = parts._replace(low=np.minimum(parts.low, parts.high))
     inside = ((raw >= parts.low) & (raw <= parts.high)).all()
-    if inside and not _missed(parts, raw, CERTAIN / EPS).any():
+    if inside and not _missed(parts, raw, GENERAL.certain / EPS).any():
         return raw, nothing, nothing, Status.SOLVED, 0.0, 0
     found = None
     for solve in _solvers(parts):

@@ -1,7 +1,18 @@
 """The nearest point for few rows in plain torch, for compilers, exporters and transforms; the reference for kernels.
 
-The program of `hardnet.solvers.polyhedron.few_rows` finds the active rows J and their multipliers, detached from the
-graph. Then, with the targets t of the rows in J and any constant multipliers,
+    minimize |d|  subject to  lower_i <= value_i + a_i . d <= upper_i,   d = -sum_i dual_i a_i
+
+Leave out the last row and solve. If the answer d satisfies the last row, it is the answer. If the row is above its
+upper bound (below its lower one) there, the nearest point with the row is *on* that bound: if it were inside, it would
+be nearest without the row too. So pin the row to that bound, project its direction out of the others, and solve these
+again. One row is a clamp, and k rows are k - 1 rows solved twice: 2^k - 1 tests in all, whatever the numbers are. Every
+row may have two bounds, which the test tells apart.
+
+If the rows before the last have a common point and pinning the last one leaves none, there is none with the last row
+either: the line from a point inside to d would cross the bound. So an empty set is detected where a row is constant on
+the pinned rows and outside its bounds; the combination of rows that is zero is then returned in place of multipliers.
+
+The active rows J and their multipliers are detached from the graph. Then, with the targets t of the rows in J,
 
     x = raw - A_J' dual,    y = x - A_J^+ (A_J x - t)
 
@@ -16,39 +27,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hardnet.kernels.tolerances import FEW_ROWS
 from hardnet.nearest.derivative import Pull, inwards
 from hardnet.products import times_columnwise, times_rowwise
 from hardnet.rows import or_one, ordered
-from hardnet.solvers.polyhedron.few_rows import DEPENDENT, DOUBT, coordinates, solve
-from hardnet.solvers.solution import Status
+from hardnet.solvers.solution import Found, Status
 from hardnet.structure import bound_size
-
-ROUNDINGS = 16
-"""How far a row may miss its bounds, in roundings of the dtype, relative to ``|a|_1 |y|_inf + |bounds|``."""
-STATIONARY = 1e-8
-"""How far ``raw - A' dual`` may be from y, relative to raw and y; beyond this the active rows are not trusted."""
-TOUCHES = 8 * torch.finfo(torch.float64).eps
-"""A multiplier that moves its row by less than this fraction of the row's terms is rounding and set to zero. All
-solvers then agree on the derivative at a vertex where more rows meet than are needed."""
-EMPTY = 64 * torch.finfo(torch.float64).eps
-"""How far a row that is constant on the others may be outside its bounds, relative to the terms of all rows at raw."""
-
-
-class Nearest(NamedTuple):
-    """The nearest point of each sample.
-
-    Attributes:
-        y: ``(B, n)``, differentiable; NaN for samples that are not solved.
-        dual: Multipliers, ``raw - y = A' dual``, ``(B, m)``; positive at an upper bound, negative at a lower one. For
-            an empty set, weights of rows that contradict each other: ``A' dual = 0`` and ``dual . bounds < 0``.
-        status: `hardnet.solvers.solution.Status` ``(B,)`` int8; a NOT_CONVERGED sample needs another solver.
-        residual: Scale-free KKT residual ``(B,)``.
-    """
-
-    y: Tensor
-    dual: Tensor
-    status: Tensor
-    residual: Tensor
 
 
 class Scaled(NamedTuple):
@@ -75,8 +59,10 @@ class Chosen(NamedTuple):
     empty: Tensor
 
 
-def nearest(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, tangent: bool = False) -> Nearest:
+def nearest(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, tangent: bool = False) -> Found:
     """``argmin |y - raw|  subject to  lower <= A y <= upper`` by tensor operations that read no value.
+
+    y is NaN for samples that are not solved; a NOT_CONVERGED one needs another solver.
 
     Args:
         raw: ``(B, n)``.
@@ -99,7 +85,7 @@ def nearest(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None, 
     status, residual = judge(fixed, chosen, target.detach(), y.detach(), step.detach())
     dual = (chosen.dual * fixed.shrink).to(raw.dtype)
     solved = (status == int(Status.SOLVED)).unsqueeze(-1)
-    return Nearest(torch.where(solved, y, torch.nan), dual, status, residual.to(raw.dtype))
+    return Found(torch.where(solved, y, torch.nan), None, dual, None, status, residual.to(raw.dtype))
 
 
 def scale(raw: Tensor, A: Tensor, lower: Tensor | None, upper: Tensor | None) -> Scaled:
@@ -129,9 +115,12 @@ def choose(scaled: Scaled, rounding: float) -> Chosen:
     """The active rows: those with a multiplier, and every equality."""
     raw, rows, lower, upper, _, _, length, bounds = scaled
     terms = length.amax(-1, keepdim=True) * raw.abs().amax(-1, keepdim=True)
-    noise, slack = DOUBT * terms, EMPTY * terms + ROUNDINGS * rounding * bounds.amax(-1, keepdim=True)
+    noise, slack = (
+        FEW_ROWS.doubt * terms,
+        FEW_ROWS.empty * terms + FEW_ROWS.roundings * rounding * bounds.amax(-1, keepdim=True),
+    )
     small = coordinates(rows)
-    dual, empty = solve(small, (small * small).sum(-1), times_rowwise(rows, raw), lower, upper, noise, slack)
+    dual, empty = multipliers(small, (small * small).sum(-1), times_rowwise(rows, raw), lower, upper, noise, slack)
     dual = torch.where(empty | _holds_its_row(dual, scaled), dual, 0.0)
     return Chosen(dual, ((dual != 0) | (lower == upper)) & ~empty, empty)
 
@@ -139,7 +128,7 @@ def choose(scaled: Scaled, rounding: float) -> Chosen:
 def _holds_its_row(dual: Tensor, scaled: Scaled) -> Tensor:
     """Whether a multiplier moves its row by more than the rounding of the row's terms: ``(B, m)``."""
     length, size = scaled.length, (scaled.raw - times_columnwise(scaled.rows, dual)).abs().amax(-1, keepdim=True)
-    return dual.abs() * length * length > TOUCHES * (length * size + scaled.bounds)
+    return dual.abs() * length * length > FEW_ROWS.touches * (length * size + scaled.bounds)
 
 
 def targets(scaled: Scaled, chosen: Chosen) -> Tensor:
@@ -163,7 +152,7 @@ def solve_active(rows: Tensor, right: Tensor) -> Tensor:
             share = (left * direction).sum(-1, keepdim=True) * inverse
             left, rest = left - share * direction, rest - share * weight
         own = left.square().sum(-1, keepdim=True)
-        clear = own > DEPENDENT * square
+        clear = own > FEW_ROWS.dependent * square
         inverse = torch.where(clear, torch.where(clear, own, 1.0).reciprocal(), 0.0)
         kept.append((left, inverse, rest))
         total = total + rest * inverse * left
@@ -184,7 +173,7 @@ def judge(scaled: Scaled, chosen: Chosen, target: Tensor, y: Tensor, step: Tenso
     size = far + length
     drift = step.abs().amax(-1, keepdim=True) / or_one(size)
     counted = size + terms.amax(-1, keepdim=True) < torch.inf  # relative to infinity any error would be zero
-    solved = (missed <= ROUNDINGS * eps) & (drift <= STATIONARY) & counted
+    solved = (missed <= FEW_ROWS.roundings * eps) & (drift <= FEW_ROWS.stationary) & counted
     status = torch.where(solved, int(Status.SOLVED), int(Status.NOT_CONVERGED))
     status = torch.where(chosen.empty, int(Status.INFEASIBLE), status)
     status = torch.where(valid, status, int(Status.INVALID)).to(torch.int8)
@@ -197,3 +186,83 @@ def let_through(scaled: Scaled, chosen: Chosen) -> Tensor:
     outside = torch.where(chosen.dual > 0, value > scaled.upper, value < scaled.lower) & (chosen.dual != 0)
     pulls = outside & chosen.active & (scaled.lower < scaled.upper)
     return Pull.apply(value, inwards, torch.where(pulls, chosen.dual.sign(), 0.0).detach())  # pyright: ignore[reportReturnType]
+
+
+def multipliers(
+    rows: Tensor,
+    square: Tensor,
+    value: Tensor,
+    lower: Tensor,
+    upper: Tensor,
+    noise: Tensor,
+    slack: Tensor,
+    pinned: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """The multipliers ``(B, k)``, positive at an upper bound, and which sets are empty ``(B, 1)``; reads no value.
+
+    Args:
+        rows: The rows with the pinned ones projected out, ``(B, k, d)``, in coordinates that keep angles and lengths.
+        square: The squared length of each whole row, ``(B, k)``.
+        value: The current value of each row, ``(B, k)``.
+        lower: ``(B, k)``.
+        upper: ``(B, k)``.
+        noise: The rounding of the values, ``(B, 1)``.
+        slack: How far a constant row may be outside its bounds, ``(B, 1)``.
+        pinned: How many rows are pinned.
+    """
+    last, at, others = rows[..., -1, :], value[..., -1:], rows[..., :-1, :]
+    own = (last * last).sum(-1, keepdim=True)
+    full = pinned >= rows.shape[-1]  # nothing is left of a row once as many are pinned as there are coordinates
+    constant = own <= (2.0 if full else FEW_ROWS.dependent) * square[..., -1:]
+    own = torch.where(constant, 1.0, own)
+    if rows.shape[-2] == 1:
+        return _solve_one(at - at.clamp(lower, upper), own, constant, slack)
+    before = (square[..., :-1], lower[..., :-1], upper[..., :-1])
+    free, hopeless = multipliers(others, before[0], value[..., :-1], *before[1:], noise, slack, pinned)
+    cross = times_rowwise(others, last)
+    moves = cross * free
+    reached = at - moves.sum(-1, keepdim=True)
+    target = reached.clamp(lower[..., -1:], upper[..., -1:])
+    excess = reached - target
+    doubt = FEW_ROWS.doubt * (at.abs() + moves.abs().sum(-1, keepdim=True) + target.abs()) + noise
+    share, step = cross / own, (at - target) / own
+    reduced = others - share.unsqueeze(-1) * last.unsqueeze(-2)
+    held, contradicts = multipliers(
+        reduced, before[0], value[..., :-1] - cross * step, *before[1:], noise, slack, pinned + 1
+    )
+    mine = torch.where(contradicts, 0.0, step) - (share * held).sum(-1, keepdim=True)
+    # the multiplier of a violated row has the sign of the excess, except for rounding
+    mine = torch.where(excess > 0, mine.clamp_min(0), mine.clamp_max(0))
+    lost = constant & (excess.abs() > slack)
+    leaves = (excess.abs() > doubt) & ~constant & ~hopeless
+    free = torch.where(lost & ~hopeless, 0.0, free)
+    alone = torch.where(lost & ~hopeless, excess.sign(), 0.0)
+    dual = torch.where(leaves, torch.cat((held, mine), -1), torch.cat((free, alone), -1))
+    return dual, hopeless | lost | (leaves & contradicts)
+
+
+def _solve_one(excess: Tensor, own: Tensor, constant: Tensor, slack: Tensor) -> tuple[Tensor, Tensor]:
+    """The multiplier of one row that is outside its bounds by `excess`, and whether its set is empty."""
+    empty = constant & (excess.abs() > slack)
+    return torch.where(constant, torch.where(empty, excess.sign(), 0.0), excess / own), empty
+
+
+def coordinates(rows: Tensor) -> Tensor:
+    """Rows ``(B, m, n)`` in at most m coordinates that keep angles and lengths: L of ``rows = L Q``, Q orthonormal.
+
+    By Gram-Schmidt, since the rounding of a Gram matrix would lose the angle between nearly parallel rows.
+    """
+    m, n = rows.shape[-2:]
+    if n <= m:
+        return rows
+    rest, columns = rows, []
+    for k in range(m):
+        pivot = rest[..., k, :]
+        square = (pivot * pivot).sum(-1, keepdim=True)
+        whole = rows[..., k, :]
+        dependent = square <= FEW_ROWS.dependent * (whole * whole).sum(-1, keepdim=True)
+        direction = torch.where(dependent, 0.0, pivot / torch.where(dependent, 1.0, square).sqrt())
+        column = times_rowwise(rest, direction)
+        rest = rest - column.unsqueeze(-1) * direction.unsqueeze(-2)
+        columns.append(column)
+    return torch.stack(columns, -1)
