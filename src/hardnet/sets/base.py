@@ -156,7 +156,8 @@ class ConstraintSet(Arguments):
 
     def residual(self, numbers: Any, y: Tensor) -> Tensor:
         """How far y violates each row of `numbers`: ``(*batch, rows)``, zero where the row holds."""
-        return self.data(numbers, y).residual(y)
+        data = self.data(numbers, y)  # a curved block says how far y is inside, too
+        return data.excess(y).clamp_min(0) if hasattr(data, "excess") else data.residual(y)
 
     def scale(self, numbers: Any, y: Tensor) -> Tensor:
         """The size of the terms that each row adds up at y: ``(*batch, rows)``; rounding is relative to it."""

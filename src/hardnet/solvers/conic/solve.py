@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from hardnet.kernels.limits import CURVED, FAR_AWAY, FEASIBLE, HALFWAY, INSIDE, PASSES, ROUNDINGS
+from hardnet.kernels.limits import CURVED, ROUNDINGS
 from hardnet.modes import may_look
 from hardnet.products import LARGE, gram, power_above, tiled_product, times_tiled
 from hardnet.solvers.conic.blocks import (
@@ -65,7 +66,9 @@ class Task(NamedTuple):
         return self.weight * (y - self.raw)
 
     def select(self, index: Tensor) -> Task:
-        """The samples `index` alone."""
+        """The samples `index`, which are in order, alone."""
+        if len(index) == len(self.raw):
+            return self
         return Task(self.raw[index], self.weight[index], self.stack.select(index))
 
 
@@ -322,29 +325,40 @@ class StiffSaddle:
 # The fast phase: Newton on ``y - raw + DG'dual = 0``, ``G = P_K(G + dual)``, and the final repair.
 
 
-def finish(task: Task, state: State, limit: int = 12) -> tuple[State, Tensor]:
-    """Newton steps, kept only where they lower the residual; returns how many were kept ``(B,)`` too."""
-    state = state._replace(residual=optimality(task, state.y, state.dual))
-    steps, running = torch.zeros_like(state.residual, dtype=torch.int64), state.residual > CURVED.target
-    for _ in range(limit):
-        index = running.nonzero().squeeze(-1)
-        if index.numel() == 0:
+NEWTON_STEPS = 12
+"""The most Newton steps after the globally convergent phase."""
+
+
+def polish(task: Task, state: State, limit: int, free: int, saddle: type[Saddle | StiffSaddle]) -> tuple[State, Tensor]:
+    """The best of at most `limit` Newton steps, and which ``(B,)``; a sample stops at the target residual.
+
+    From step `free` on a step must halve the least residual for another to follow; before, it may raise it to change
+    the active set.
+    """
+    best, kept, running = state, torch.zeros_like(state.residual, dtype=torch.int64), state.residual > CURVED.target
+    for number in range(1, limit + 1):
+        if may_look(kept):
+            state = solve_open(state, running, partial(_stepped, task, state, saddle))
+        else:
+            state = _moved(task, state, saddle)
+        better = running & (state.residual < best.residual)
+        running = running & ((state.residual < 0.5 * best.residual) | (number < free))
+        best = State(*(choose(better, new, old) for new, old in zip(state, best, strict=True)))
+        kept, running = torch.where(better, number, kept), running & (best.residual > CURVED.target)
+        if may_look(kept) and not bool(running.any()):
             break
-        moved, better, again = _try_step(task.select(index), take(state, index))
-        state, running = place(state, index, moved), running.index_copy(0, index, again)
-        steps = steps.index_add(0, index, better.to(steps.dtype))
-    return state, steps
+    return best, kept
 
 
-def _try_step(task: Task, state: State) -> tuple[State, Tensor, Tensor]:
-    """One step, kept where it lowers the residual; which samples it helped, and which may need another ``(B,)``."""
-    y, dual = step(task, state, torch.zeros_like(state.penalty))
-    residual = optimality(task, y, dual)
-    better = residual < state.residual
-    keep = better.unsqueeze(-1)
-    y, dual = torch.where(keep, y, state.y), torch.where(keep, dual, state.dual)
-    again = (residual > CURVED.target) & (residual < 0.5 * state.residual)
-    return State(y, dual, state.penalty, torch.where(better, residual, state.residual)), better, again
+def _stepped(task: Task, state: State, saddle: type[Saddle | StiffSaddle], index: Tensor) -> State:
+    """Some samples after a Newton step."""
+    return _moved(task.select(index), take(state, index), saddle)
+
+
+def _moved(task: Task, state: State, saddle: type[Saddle | StiffSaddle]) -> State:
+    """All samples after a Newton step."""
+    y, dual = step(task, state, torch.zeros_like(state.penalty), saddle)
+    return State(y, dual, state.penalty, optimality(task, y, dual))
 
 
 def step(task: Task, state: State, noise: Tensor, saddle: type[Saddle | StiffSaddle] = Saddle) -> tuple[Tensor, Tensor]:
@@ -449,7 +463,7 @@ def settle(raw: Tensor, stack: Stack, guess: Guess, weight: Tensor, tolerance: f
 def _recall(task: Task, state: State) -> tuple[State, Tensor]:
     """Newton alone where multipliers are known, and its steps ``(B,)``."""
     known = (state.dual != 0).any(-1).nonzero().squeeze(-1)
-    near, steps = finish(task.select(known), take(state, known))
+    near, steps = polish(task.select(known), take(state, known), NEWTON_STEPS, 0, Saddle)
     none = torch.zeros_like(state.residual, dtype=torch.int64)
     return place(state, known, near), none.index_add(0, known, steps)
 
@@ -486,16 +500,18 @@ def _round(task: Task, state: State, accuracy: float) -> tuple[State, Tensor, Te
     """One round of both phases: the state, the steps spent ``(B,)`` and which samples look empty ``(B,)``."""
     found = approach(task, state, accuracy, LAGRANGIAN_STEPS)
     near = (found.state.residual <= accuracy).nonzero().squeeze(-1)  # from further away Newton may diverge
-    polished, steps = finish(task.select(near), take(found.state, near))
+    part, own = task.select(near), take(found.state, near)
+    own = own._replace(residual=optimality(part, own.y, own.dual))
+    polished, steps = polish(part, own, NEWTON_STEPS, 0, Saddle)
     return place(found.state, near, polished), found.spent.index_add(0, near, steps), found.gone
 
 
 def come_closer(raw: Tensor, stack: Stack, answer: Answer, tolerance: float) -> Answer:
     """The answer at the accuracy of y: by the projection of a point on the way, and Newton from there."""
     unit = local_unit(raw, stack, answer.y, answer.dual)
-    part = (HALFWAY * unit / _length(raw - answer.y)).clamp_max(1)
+    part = (CURVED.halfway * unit / _length(raw - answer.y)).clamp_max(1)
     near = answer.y + part * (raw - answer.y)
-    guess = Guess(answer.y, answer.dual * part, HALFWAY * unit)
+    guess = Guess(answer.y, answer.dual * part, CURVED.halfway * unit)
     middle = settle(near, stack, guess, torch.ones_like(unit), tolerance)
     further = _length(raw - middle.y) / _length(near - middle.y)
     found = settle(raw, stack, *near_y(raw, stack, middle.y, middle.dual * further), tolerance)
@@ -514,7 +530,7 @@ def tidy(raw: Tensor, stack: Stack, answer: Answer) -> Answer:
     task, factor = scaled_task(raw, stack, guess, weight / power_above(force).clamp_min(1))
     state, steps = start(task, guess.y / guess.unit, guess.dual * factor), 0
     if may_look(raw):
-        state, steps = finish(task, state)
+        state, steps = polish(task, state, NEWTON_STEPS, 0, Saddle)
     y, iterations = repair(task, state) * guess.unit, answer.iterations + steps
     return answer._replace(y=y, dual=state.dual / factor, unit=guess.unit, iterations=iterations)
 
@@ -1091,26 +1107,11 @@ def follow_and_polish(raw: Tensor, stack: Stack, unit: Tensor, steps: int = BARR
     lost = beyond_reach(task, found.y, found.dual)
     guess, weight = near_y(raw, stack, found.y * unit, found.dual / factor)
     task, factor = scaled_task(raw, stack, guess, weight)
-    state, more = _polish(task, start(task, guess.y / guess.unit, guess.dual * factor))
+    origin = start(task, guess.y / guess.unit, guess.dual * factor)
+    state, more = polish(task, origin, POLISHING_STEPS, FREE, StiffSaddle)
     iterations = found.iterations + more
     y, dual = state.y * guess.unit, state.dual / factor
     return Answer(y, dual, guess.unit, state.residual, iterations, lost & (state.residual > 1e-9))
-
-
-def _polish(task: Task, state: State) -> tuple[State, Tensor]:
-    """The best of some Newton steps, and which ``(B,)``; a step may raise the residual to change the active set."""
-    best, kept, noise = state, torch.zeros_like(state.residual, dtype=torch.int64), torch.zeros_like(state.penalty)
-    running = best.residual > CURVED.target
-    for number in range(1, POLISHING_STEPS + 1):
-        y, dual = step(task, state, noise, StiffSaddle)
-        state = State(y, dual, state.penalty, optimality(task, y, dual))
-        better = running & (state.residual < best.residual)
-        halved = (state.residual < 0.5 * best.residual) | (number < FREE)
-        best = State(*(choose(better, new, old) for new, old in zip(state, best, strict=True)))
-        kept, running = torch.where(better, number, kept), running & halved & (best.residual > CURVED.target)
-        if may_look(kept) and not bool(running.any()):
-            break
-    return best, kept
 
 
 def beyond_reach(task: Task, y: Tensor, dual: Tensor) -> Tensor:
@@ -1172,9 +1173,9 @@ def project_intersection(
     status = torch.where(sound, Status.SOLVED, Status.INVALID).to(torch.int8)
     iterations, residual = torch.zeros_like(status, dtype=torch.int64), torch.where(sound, 0.0, torch.nan).to(raw)
     y = stack.clamped(y)
-    inside = (stack.outside(raw) <= INSIDE * torch.finfo(dtype).eps * stack.size(raw)).all(-1)
+    inside = (stack.outside(raw) <= CURVED.inside * torch.finfo(dtype).eps * stack.size(raw)).all(-1)
     outside = sound & ~inside
-    limits = Limits(tolerance, min(ROUNDINGS * torch.finfo(dtype).eps, FEASIBLE))
+    limits = Limits(tolerance, min(ROUNDINGS * torch.finfo(dtype).eps, CURVED.feasible))
     if not may_look(raw):
         return _merge_fixed(Solution(y, dual, status, iterations, residual), outside, raw, stack, limits)
     for index in outside.nonzero().squeeze(-1).split(_chunk(stack, raw)):
@@ -1266,8 +1267,8 @@ def _solve_alternating(raw: Tensor, stack: Stack, limits: Limits) -> Solution:
     first = stack.nearby(raw)
     guess = Guess(first, raw.new_zeros(raw.shape[0], sum(stack.sizes)), _unit(raw, first, stack))
     answer = settle(raw, stack, guess, torch.ones_like(guess.unit), limits.residual)
-    for _ in range(PASSES):
-        far = answer.unit > FAR_AWAY * local_unit(raw, stack, answer.y, answer.dual)
+    for _ in range(CURVED.passes):
+        far = answer.unit > CURVED.far_away * local_unit(raw, stack, answer.y, answer.dual)
         index = (far.squeeze(-1) & ~answer.lost).nonzero().squeeze(-1)
         if index.numel() == 0:
             break
