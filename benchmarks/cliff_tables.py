@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hardnet.files import read_json
 from hardnet_lab.experiments.markdown import table_text
+from hardnet_lab.experiments.results import read_json
 
 BOX, CLIFFS = "box_rows_cpu.json", "cliffs_cpu.json"
 
@@ -67,5 +67,5 @@ def made(content: dict[str, Any], name: str) -> str:
     versions = ", ".join(f"{k} {v}" for k, v in stamp["versions"].items() if v and k not in ("python", "hardnet"))
     return (
         f"{stamp['device']}, {stamp['threads']} thread, {versions}, {stamp['date']}, revision {stamp['revision']}; "
-        f"data: `results/bench/{name}`."
+        f"data: `results/bench/{name}`. {content.get('note', '')}".strip()
     )

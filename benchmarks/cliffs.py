@@ -45,7 +45,7 @@ def by_clarabel(p: Structured) -> Solve:
     import clarabel
 
     A, lower, upper, low, high, _ = (part.numpy() for part in p)
-    rows, eye, equal = sparse.csc_matrix(A), sparse.identity(A.shape[1], format="csc"), lower == upper
+    rows, eye, equal = sparse.csc_matrix(A), sparse.csc_matrix(np.eye(A.shape[1])), lower == upper
     parts = [(rows[equal], upper[equal])]
     for matrix, bound, sign in ((rows, upper, 1), (rows, lower, -1), (eye, high, 1), (eye, low, -1)):
         kept = np.isfinite(bound) & ~(equal if matrix is rows else np.zeros(len(bound), dtype=bool))

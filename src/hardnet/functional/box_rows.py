@@ -28,14 +28,20 @@ from hardnet.rows import Batch, BoxedBatch, boxed
 from hardnet.solvers.polyhedron.box_rows import NO_SLOPE, Outcome, settle, solve, steps, unsettled
 from hardnet.solvers.polyhedron.canonical import Held, canonical, inverse_of, shared_multipliers
 from hardnet.solvers.solution import Solution, Status, solved
-from hardnet.structure import MOST_BOX_ROWS
+from hardnet.structure import MOST_BOX_ROWS, WIDE
 
 
 def takes(rows: Batch, policy: Policy) -> bool:
-    """Whether the box stays a box: always beside up to 8 rows, and beside more where a kernel solves them."""
-    if rows.A.shape[-2] <= MOST_BOX_ROWS:
+    """Whether the box stays a box: beside up to 8 rows, and beside more where a kernel solves them or outputs are many.
+
+    Without a kernel, as dense rows the box of a hierarchy of 300 series would take torch ten times as long, and of 100
+    outputs half of the time.
+    """
+    k, n = rows.A.shape[-2:]
+    if k <= MOST_BOX_ROWS:
         return True
-    return find("box_rows", rows) is not None and not policy.strict and policy.gradient == "exact"
+    wide = rows.look and rows.memory and WIDE <= n >= 2 * k
+    return (wide or find("box_rows", rows) is not None) and not policy.strict and policy.gradient == "exact"
 
 
 def project(rows: Batch, policy: Policy, known: tuple[Tensor, Tensor] | None = None) -> Tensor:
