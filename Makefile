@@ -37,6 +37,8 @@ lint: $(VENV)/dev-ready
 bench: .venv-bench/ready
 	PYTHONPATH=src:lab/src .venv-bench/bin/python -m benchmarks closed-form --revision '$(REV)' --out results/bench/closed_form_cpu.json --device cpu
 	PYTHONPATH=src:lab/src .venv-bench/bin/python -m benchmarks nearest-point --revision '$(REV)' --out results/bench/nearest_point_cpu.json --device cpu
+	PYTHONPATH=src:lab/src .venv-bench/bin/python -m benchmarks.box_rows --out results/bench/box_rows_cpu.json
+	PYTHONPATH=src:lab/src .venv-bench/bin/python -m benchmarks cliffs --out results/bench/cliffs_cpu.json --device cpu
 
 docs: tables site
 

@@ -14,6 +14,7 @@ from benchmarks.processes import last_tag
 from benchmarks.tools import TASKS
 
 ALONE = (
+    "cliffs",
     "device",
     "conditioning",
     "curved",

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks import methods, power
+from benchmarks import cliff_tables, methods, power
 from benchmarks.costs import PACKAGED, packaged_costs
 from benchmarks.curved import curved_tables
 from benchmarks.speed import DEVICE_RECORDS, RECORDS, speed_tables
@@ -29,6 +29,7 @@ def parts(results: Path) -> dict[str, Callable[[], str]]:
         "results": lambda: paper_tables(runs, tuple(runs)),
         "speed": lambda: speed_tables(results / "bench", RECORDS),
         "curved": lambda: curved_tables(results / "bench"),
+        "cliffs": lambda: cliff_tables.page(results / "bench"),
         "kernels": lambda: speed_tables(results / "bench", DEVICE_RECORDS),
         "methods": lambda: methods.table(results / "bench" / "methods_cpu.json"),
         "power": lambda: power.page(results / "bench" / "power_cpu.json"),

@@ -19,6 +19,8 @@ MOST_FEW_ROWS = 4
 """The most rows in the fixed program for the nearest point; each further row doubles its size."""
 MOST_BOX_ROWS = 8
 """The most rows beside a box that are solved in their multipliers where no kernel solves any number of them."""
+WIDE = 160
+"""From this many outputs on, so are more rows where values may be read: the box as rows would take longer."""
 
 
 class BoxedRows(NamedTuple):

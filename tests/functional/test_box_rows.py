@@ -164,6 +164,17 @@ def test_errors_and_policies():
         project_box_rows(raw, A, lower, upper, low[:, :2])
 
 
+def test_a_wide_box_beside_many_rows_has_the_same_answer_without_a_kernel(monkeypatch):
+    source, groups = torch.Generator().manual_seed(0), 18
+    sums = torch.cat([-torch.eye(groups), torch.kron(torch.eye(groups), torch.ones(1, 9))], 1).to(D)
+    raw = torch.randn(8, 10 * groups, generator=source, dtype=D)
+    compiled = project_box_rows(raw, sums, 0.0, 0.0, box_lower=0.0)
+    monkeypatch.setattr(launch, "HAS_NUMBA", False)
+    y = project_box_rows(raw, sums, 0.0, 0.0, box_lower=0.0)
+    torch.testing.assert_close(y, compiled, rtol=0, atol=1e-12)
+    assert bool((y >= 0).all())
+
+
 def test_samples_without_an_answer_have_zero_gradients():
     raw, A, lower, upper, low, high = (part.clone() for part in box_family("plain", 4, 1, 4))
     raw[1, 0] = torch.nan

@@ -106,6 +106,9 @@ class PolyhedronTolerances(NamedTuple):
         strict: The fraction of the sample's size above which a multiplier makes its row strictly active.
         straightened: The rounding by which straightened rows are said to contradict others.
         newton_steps: The most Newton steps that look for a working set to start from.
+        close: The squared distance of a row from the others below which it is not left to their Gram matrix.
+        near: How near a row outside the working set may be to its bound there, relative to y.
+        gram: The most rows and outputs whose Gram matrix is made.
     """
 
     dependent: float = 1e-14
@@ -120,6 +123,9 @@ class PolyhedronTolerances(NamedTuple):
     strict: float = 1e-11
     straightened: float = 1e-9
     newton_steps: int = 12
+    close: float = 1e-8
+    near: float = 1e-10
+    gram: int = 640
 
 
 POLYHEDRON = PolyhedronTolerances()

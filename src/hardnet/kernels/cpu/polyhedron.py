@@ -18,62 +18,38 @@ import numpy as np
 from numba import carray
 
 from hardnet.kernels.cpu.compiling import Tile, bare, bare_summed, compiled
+from hardnet.kernels.cpu.gram_rows import by_gram, keep_equalities
+from hardnet.kernels.cpu.working_rows import (
+    ABSENT,
+    EPS,
+    FREE,
+    Marks,
+    add,
+    append_row,
+    back_substitute,
+    copy,
+    forward_substitute,
+    free_coordinate,
+    free_part,
+    hold_coordinate,
+    largest,
+    orthogonalize,
+    orthogonalize_again,
+    product,
+    remove_row,
+    take_row,
+)
 from hardnet.kernels.limits import POLYHEDRON, ROUNDINGS
-
-Marks = Any  # npt.NDArray[np.int64], whose entries are no int to a type checker
 
 SOLVED, INFEASIBLE, NOT_CONVERGED, INVALID, FEASIBLE = 0.0, 1.0, 2.0, 3.0, 4.0
 """`hardnet.solvers.solution.Status`, written beside numbers."""
-EPS = np.finfo(np.float64).eps
 DEPENDENT, NO_RATE, BEYOND = POLYHEDRON.dependent, POLYHEDRON.rate, POLYHEDRON.beyond
 VIOLATED, VERIFIED, CERTAIN, STRICT = POLYHEDRON.violated, POLYHEDRON.verified, POLYHEDRON.certain, POLYHEDRON.strict
 ROOM, NARROW, ALLOWED = POLYHEDRON.room, POLYHEDRON.narrow, float(ROUNDINGS)
 STRAIGHTENED, TOUCHING = POLYHEDRON.straightened, POLYHEDRON.touching
-NEWTON_STEPS = POLYHEDRON.newton_steps
-FREE, ABSENT = 0, -1
+NEWTON_STEPS, GRAM = POLYHEDRON.newton_steps, POLYHEDRON.gram
 ATTEMPTS = 4
 """The first as rows are; the others with straightened equalities, and the usual room, hardly any, and more."""
-
-
-@bare_summed
-def product(left: Tile, right: Tile) -> float:
-    """``l'r``."""
-    total = 0.0
-    for j in range(left.shape[0]):
-        total += left[j] * right[j]
-    return total
-
-
-@bare_summed
-def largest(vector: Tile) -> float:
-    """``max |v_j|``."""
-    most = 0.0
-    for j in range(vector.shape[0]):
-        most = max(most, abs(vector[j]))
-    return most
-
-
-@bare
-def copy(source: Tile, target: Tile) -> None:
-    """``target = source``."""
-    for j in range(target.shape[0]):
-        target[j] = source[j]
-
-
-@bare
-def add(weight: float, source: Tile, target: Tile) -> None:
-    """``target += weight source``."""
-    for j in range(target.shape[0]):
-        target[j] += weight * source[j]
-
-
-@bare
-def rotate(first: Tile, second: Tile, cosine: float, sine: float) -> None:
-    """Rotate two vectors in their plane."""
-    for j in range(first.shape[0]):
-        left, right = first[j], second[j]
-        first[j] = cosine * left + sine * right
-        second[j] = cosine * right - sine * left
 
 
 @bare_summed
@@ -90,132 +66,6 @@ def size_of_row(a: Tile, y: Tile, lower: float, upper: float, rounding: float) -
     bounds = min(least + far, 2.0 * least + weight) if far < np.inf else least if least < np.inf else 0.0
     own = bounds > ROUNDINGS * rounding * weight * min(most, rounding**-0.25)
     return weight * read + bounds if own else weight * (most + rounding)
-
-
-@bare
-def orthogonalize(Q: Tile, k: int, held: Marks, z: Tile, part: Tile, c: Tile) -> float:
-    """``z -= Q'c`` with ``c = Q_F z_F``, twice where digits cancel; returns ``|z_F|``. `part` is scratch."""
-    before = free_part(z, held, part)
-    for i in range(k):
-        c[i] = product(Q[i], part)
-    for i in range(k):
-        add(-c[i], Q[i], z)
-    return orthogonalize_again(Q, k, held, z, part, c, before)
-
-
-@bare
-def orthogonalize_again(Q: Tile, k: int, held: Marks, z: Tile, part: Tile, c: Tile, before: float) -> float:
-    """The second time, if the length was `before`; returns the length."""
-    length = free_part(z, held, part)
-    if length < 0.5 * before:
-        for i in range(k):
-            again = product(Q[i], part)
-            c[i] += again
-            add(-again, Q[i], z)
-        length = free_part(z, held, part)
-    return length
-
-
-@bare_summed
-def free_part(z: Tile, held: Marks, part: Tile) -> float:
-    """Write ``z_F``, zero elsewhere; returns its length."""
-    total = 0.0
-    for j in range(z.shape[0]):
-        value = z[j] if held[j] == FREE else 0.0
-        part[j] = value
-        total += value * value
-    return np.sqrt(total)
-
-
-@bare
-def back_substitute(R: Tile, k: int, c: Tile, r: Tile) -> None:
-    """``R r = c`` for upper triangular R."""
-    for i in range(k - 1, -1, -1):
-        r[i] = (c[i] - product(R[i, i + 1 : k], r[i + 1 : k])) / R[i, i]
-
-
-@bare
-def forward_substitute(R: Tile, k: int, c: Tile, r: Tile) -> None:
-    """``R'r = c``."""
-    for i in range(k):
-        r[i] = c[i]
-    for i in range(k):
-        r[i] /= R[i, i]
-        add(-r[i], R[i, i + 1 : k], r[i + 1 : k])
-
-
-@bare
-def remove_row(Q: Tile, R: Tile, work: Marks, k: int, place: int) -> None:
-    """Take the row at this place out of the working set."""
-    for i in range(place, k - 1):
-        work[i] = work[i + 1]
-        for row in range(i + 2):
-            R[row, i] = R[row, i + 1]
-    for i in range(place, k - 1):
-        length = np.hypot(R[i, i], R[i + 1, i])
-        if length > 0.0:
-            cosine, sine = R[i, i] / length, R[i + 1, i] / length
-            rotate(R[i, i : k - 1], R[i + 1, i : k - 1], cosine, sine)
-            rotate(Q[i], Q[i + 1], cosine, sine)
-            R[i + 1, i] = 0.0
-
-
-@bare
-def hold_coordinate(Q: Tile, R: Tile, k: int, z: Tile, length: float, j: int, spare: Tile) -> None:
-    """Take coordinate j out of the free ones; z is what `orthogonalize` leaves of ``e_j``, of this length."""
-    for i in range(k):
-        spare[i] = 0.0
-    for column in range(z.shape[0]):
-        z[column] /= length
-    for i in range(k - 1, -1, -1):
-        if Q[i, j] != 0.0:
-            total = np.hypot(z[j], Q[i, j])
-            cosine, sine = z[j] / total, Q[i, j] / total
-            rotate(z, Q[i], cosine, sine)
-            rotate(spare[i:k], R[i, i:k], cosine, sine)
-    forward_substitute(R, k, spare, spare)
-    for i in range(k):
-        Q[i, j] = spare[i]
-
-
-@bare
-def free_coordinate(Q: Tile, R: Tile, A: Tile, work: Marks, k: int, j: int, z: Tile, spare: Tile) -> None:
-    """Put coordinate j among the free ones: the working rows have one more column."""
-    z[:] = 0.0
-    z[j] = 1.0
-    for i in range(k):
-        spare[i], Q[i, j] = A[work[i], j], 0.0
-    for i in range(k):
-        if spare[i] != 0.0:
-            total = np.hypot(R[i, i], spare[i])
-            cosine, sine = R[i, i] / total, spare[i] / total
-            rotate(R[i, i:k], spare[i:k], cosine, sine)
-            rotate(Q[i], z, cosine, sine)
-
-
-@bare
-def append_row(Q: Tile, R: Tile, work: Marks, k: int, i: int, z: Tile, length: float, c: Tile) -> None:
-    """Put row i into the working set; z and c are what `orthogonalize` leaves of it."""
-    for j in range(z.shape[0]):
-        Q[k, j] = z[j] / length
-    for row in range(k):
-        R[row, k], R[k, row] = c[row], 0.0
-    R[k, k], work[k] = length, i
-
-
-@bare
-def take_row(
-    i: int, A: Tile, held: Marks, work: Marks, k: int, Q: Tile, R: Tile, z: Tile, part: Tile, c: Tile
-) -> int:  # fmt: skip
-    """`append_row` from the row itself, if it does not depend on the others; returns how many rows there are then."""
-    for j in range(z.shape[0]):
-        z[j] = A[i, j]
-    whole = free_part(z, held, part)
-    length = orthogonalize(Q, k, held, z, part, c)
-    if length > DEPENDENT * whole:
-        append_row(Q, R, work, k, i, z, length, c)
-        return k + 1
-    return k
 
 
 @bare
@@ -327,11 +177,7 @@ def enter(
             return k, 3, steps
         if not independent and excess <= slack:
             return k, 1, steps
-        most = 1.0
-        for i in range(k):
-            most = max(most, abs(r[i]))
-        for j in range(n):
-            most = max(most, abs(z[j]))
+        most = max(1.0, max(largest(r[:k]), largest(z)))
         shortest, blocking, fastest = np.inf, ABSENT, 0.0
         for i in range(k):
             rate = sigma * r[i] * side[work[i]]
@@ -652,7 +498,7 @@ def solve(
 ) -> tuple[float, int]:  # fmt: skip
     """The nearest point of one sample; returns its status before the verdict, and the number of steps."""
     m, n = A.shape
-    k, taken, steps, limit, equalities = 0, 0, 0, 6 * (m + n) + 100, 0
+    k, steps, limit, equalities = 0, 0, 6 * (m + n) + 100, 0
     for i in range(m):
         equal[i] = lower[i] == upper[i]
         equalities += equal[i]
@@ -668,32 +514,23 @@ def solve(
                 bound[i], k = upper[i] if mark > 0 else lower[i], more
         k = repair(raw, A, bound, equal, side, held, work, k, Q, R, y, dual, push, z, c, r)
     elif start == 2:
-        same, fixed = kept[m] >= 0, False
-        for i in range(m):
-            same &= (kept[i] != ABSENT) == (equal[i] == 1)
+        fixed = False
         for j in range(n):
             held[j], y[j] = 2 if low[j] == high[j] else FREE, low[j]
             fixed |= held[j] != FREE
-        k = kept[m] if same and not fixed and not careful else 0
-        for i in range(k):
-            copy(Q_kept[i], Q[i])
-            copy(R_kept[i, :k], R[i, :k])
-            work[i] = kept[m + 1 + i]
         for i in range(m):
-            side[i] = kept[i] if k > 0 and equal[i] else FREE
-            bound[i] = upper[i]
-            if k == 0 and equal[i]:
-                more = take_row(i, A, held, work, taken, Q, R, z, part, c)
-                side[i], taken = 1 if more > taken else FREE, more
-        if k == 0 and not fixed and not careful and len(Q_kept) > 0:
-            for i in range(m):
-                kept[i] = side[i] if equal[i] else ABSENT
-            for i in range(taken):
-                copy(Q[i], Q_kept[i])
-                copy(R[i, :taken], R_kept[i, :taken])
-                kept[m + 1 + i] = work[i]
-            kept[m] = taken
-        k = max(k, taken)
+            side[i], bound[i] = FREE, upper[i]
+            if equal[i] and (fixed or careful):
+                more = take_row(i, A, held, work, k, Q, R, z, part, c)
+                side[i], k = 1 if more > k else FREE, more
+        if not fixed and not careful:
+            keep_equalities(A, equal, held, kept, Q_kept, R_kept, z, part, c)
+            k = kept[m]
+            for i in range(k):
+                copy(Q_kept[i], Q[i])
+                copy(R_kept[i, :k], R[i, :k])
+                work[i] = kept[m + 1 + i]
+                side[work[i]] = 1
         resolve(raw, A, bound, held, work, k, Q, R, y, dual, push, z, c, r)
     else:
         for i in range(m):
@@ -830,7 +667,7 @@ def judge(
             for j in range(n):
                 z[j] -= dual[i] * A[i, j]
                 c[j] += abs(dual[i] * A[i, j])
-                strict = max(strict, abs(dual[i] * A[i, j])) if lower[i] < upper[i] else strict
+            strict = max(strict, abs(dual[i]) * largest(A[i])) if lower[i] < upper[i] else strict
     worst, strict = 0.0, max(strict, size)
     for j in range(n):
         worst, size = max(worst, abs(z[j])), max(size, c[j])
@@ -883,8 +720,12 @@ def project(
     most = min(m, n)
     own, least, most_of, scale, bound = np.empty((m, n)), np.empty(m), np.empty(m), np.empty(m), np.empty(m)
     Q, R, S = np.empty((most + 1, n)), np.zeros((most + 1, most + 1)), np.zeros((most, most))
-    shared = most + 1 if A.shape[0] == 1 else 0
-    Q_kept, R_kept = np.empty((shared, n)), np.empty((shared, shared))
+    Q_kept, R_kept = np.empty((most + 1, n)), np.empty((most + 1, most + 1))
+    small = 3 * m > n and m + n <= GRAM
+    entries, corner = (m + n, n + 1) if small else (0, 0)
+    H, G, none = np.empty((entries, entries)), np.empty((corner, corner)), np.empty((corner, 0))
+    numbers = np.empty((7, entries))
+    known, mark = np.zeros(entries, dtype=np.int64), np.empty(entries, dtype=np.int64)
     part, z, c, r, push, dual = np.empty(n), np.empty(n), np.empty(m + n), np.empty(m + n), np.empty(n), np.empty(m)
     kept = np.full(2 * m + 2, ABSENT)
     marks = np.empty((6, m + n + 1), dtype=np.int64)
@@ -898,11 +739,28 @@ def project(
         for j in range(n):
             good &= abs(raw[b, j]) < np.inf and below[j] <= above[j] and below[j] < np.inf and above[j] > -np.inf
         status, residual, steps, size = INVALID, 0.0, 0, 0.0
+        kept[m] = kept[m] if A.shape[0] == 1 else ABSENT
         dual[:], side[:], held[:], push[:] = 0.0, FREE, FREE, 0.0
         if good:
             status = SOLVED
             if not inside(raw[b], own, least, most_of, below, above, rounding, y[b]):
-                for careful in range(ATTEMPTS):
+                status, whole = NOT_CONVERGED, small
+                for j in range(n):
+                    whole &= below[j] < above[j]
+                if whole:
+                    for i in range(m):
+                        equal[i] = least[i] == most_of[i]
+                    if keep_equalities(own, equal, held, kept, Q_kept, R_kept, z, part, c):
+                        known[:] = 0
+                    solved, steps = by_gram(
+                        raw[b], own, least, most_of, below, above, equal, kept, Q_kept, R_kept, H, known, G, work, mark,
+                        numbers, none, y[b], dual, push, side, held,
+                    )  # fmt: skip
+                    if solved:
+                        status, residual, size = judge(
+                            raw[b], own, least, most_of, below, above, rounding, y[b], dual, push, side, held, z, c
+                        )  # fmt: skip
+                for careful in range(0 if status == SOLVED else ATTEMPTS):
                     kept_rows, share = 0, 0.25 if careful == 2 else 3.0 if careful == 3 else 1.0
                     if careful > 0:
                         kept_rows, others, rest = straighten(
