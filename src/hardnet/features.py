@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from hardnet.errors import ShapeError, UnsupportedSetError, sentence
+from hardnet.functional.derivatives import linearized
 from hardnet.products import length, times
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.curved import CurvedSet
@@ -27,12 +28,13 @@ def features(constraint: ConstraintSet, x: Any, at: Tensor | float | Callable[[A
 
     Unit rows, and the distance from p to each bound, positive inside; asinh compresses large distances. A row that
     does not depend on x is no information for a network and is left out, but its distances are not; an equality has
-    one distance. A curved set or an L1 ball is replaced by its tangent at p. Gradients flow to x and learned numbers.
+    one distance. A curved set or an L1 ball is replaced by its tangent at p; a union gives the features of each piece.
+    Gradients flow to x and learned numbers.
 
     ``net(torch.cat([x, hn.features(constraint, x)], -1))`` knows the constraint that will be enforced on its output.
 
     Args:
-        constraint: Any set with affine rows, curved sets, and ``&`` of these.
+        constraint: Any set with affine rows, curved sets, ``&`` of these, and unions ``|``.
         x: The input of the set; its first floating-point tensor determines batch, dtype and device.
         at: The point p: a number, ``(n,)``, ``(*batch, n)``, or a function of x, such as a nominal control.
 
@@ -40,7 +42,9 @@ def features(constraint: ConstraintSet, x: Any, at: Tensor | float | Callable[[A
         ``(*batch, count)``; the count is the same for every x.
     """
     point = _point(constraint, x, at)
-    found = [_of_member(part, own, point) for part, own in members(constraint, constraint.numbers(x, point))]
+    numbers, pieces = constraint.numbers(x, point), constraint.pieces
+    each = zip(pieces, numbers if len(pieces) > 1 else (numbers,), strict=True)
+    found = [_of_member(part, own, point) for piece, its in each for part, own in members(piece, its)]
     return join(found).expand(*point.shape[:-1], -1)
 
 
@@ -67,7 +71,7 @@ def _of_member(part: ConstraintSet, numbers: Any, point: Tensor) -> Tensor:
     if block is None or isinstance(block, Intervals):
         expected = "affine rows or a curved set with a block"
         raise UnsupportedSetError(sentence("constraint", expected, type(part).__name__))
-    excess, slope = _linearize(block.excess, point)
+    excess, slope = linearized(block.excess, point)
     size = _divisor(slope)
     return join([slope / size, _near(-excess / size)])
 
@@ -95,13 +99,3 @@ def _divisor(vectors: Tensor) -> Tensor:
 def _near(distance: Tensor) -> Tensor:
     """``asinh`` of a distance, cut off at `FAR_FEATURE`."""
     return torch.asinh(distance.clamp(-FAR_FEATURE, FAR_FEATURE))
-
-
-def _linearize(function: Callable[[Tensor], Tensor], point: Tensor) -> tuple[Tensor, Tensor]:
-    """The value ``(*batch, 1)`` of a function at a point ``(*batch, n)``, and its slope ``(*batch, n)``."""
-    keep = torch.is_grad_enabled()
-    with torch.enable_grad():
-        leaf = point if point.requires_grad else point.detach().clone().requires_grad_()
-        value = function(leaf)
-        (slope,) = torch.autograd.grad(value.sum(), leaf, create_graph=keep)
-    return (value, slope) if keep else (value.detach(), slope)

@@ -66,8 +66,9 @@ def _box_alone(rows: Batch) -> Solution:
     """A clamp: the multiplier of a coordinate is ``raw - y``; rows without bounds have zero multipliers."""
     y = project_box(rows.raw, rows.box_lower, rows.box_upper, on_invalid="nan")
     status = torch.where(y.isnan().any(-1), int(Status.INVALID), int(Status.SOLVED)).to(torch.int8)
-    boxed = rows.box_lower is not None or rows.box_upper is not None
-    dual = rows.raw - y if boxed else rows.raw.new_zeros(len(y), rows.A.shape[-2])
+    dual = rows.raw.new_zeros(len(y), rows.A.shape[-2])
+    if rows.box_lower is not None or rows.box_upper is not None:
+        dual = torch.cat([dual, rows.raw - y], dim=-1)
     residual = (y - y).abs().sum(-1)
     return Solution(y, dual, status, torch.zeros_like(status, dtype=torch.long), residual)
 

@@ -10,14 +10,24 @@ import torch
 from torch import Tensor, nn
 
 from hardnet.errors import DTypeError, OptionError, ShapeError, UnsupportedSetError, sentence
-from hardnet.functional.entropic import project_entropic, solve_entropic_rows
+from hardnet.functional.entropic import STEPS, project_entropic, solve_entropic_rows
 from hardnet.functional.nearest import project_rows
 from hardnet.functional.relaxed import project_small
 from hardnet.functional.solve import solve_rows
 from hardnet.layers.base import Guarantee, Layer, not_affine
 from hardnet.layers.constant_rows import known_equalities
 from hardnet.layers.options import LayerOptions, choice, flag, metric
-from hardnet.modes import GRAPHS, HALF, full_precision, input_of_set, look_or_nan, mode, narrow, widen
+from hardnet.modes import (
+    GRAPHS,
+    HALF,
+    full_precision,
+    input_of_set,
+    look_or_nan,
+    mode,
+    narrow,
+    refuse_transforms,
+    widen,
+)
 from hardnet.sets.affine import Box, Equality
 from hardnet.sets.base import ConstraintSet
 from hardnet.sets.horizon import Banded
@@ -226,7 +236,7 @@ class Projection(Layer):
         metric = None if self.metric is None else weights.expand_as(raw)[left].unsqueeze(-2)
         quiet: Any = {"on_infeasible": "nan", "on_unsolved": "nan", "on_invalid": "nan"}
         rest = project_rows(raw[left], rows, metric=metric, **quiet)
-        return y.index_put((left,), rest) if bool(rest.isfinite().all()) else None
+        return y.masked_scatter(left.unsqueeze(-1), rest) if bool(rest.isfinite().all()) else None
 
     def _by_rows(self, raw: Tensor, x: Any, on_invalid: str) -> Tensor:
         """`_nearest` by the solver for the structure of the rows."""
@@ -309,6 +319,7 @@ def not_entropic(constraint: ConstraintSet) -> str | None:
 
 def entropic_rows(constraint: ConstraintSet, raw: Tensor, x: Any) -> tuple[Tensor, Tensor, Any]:
     """A and b of the sums, rows of zeros for those that the others imply; and the numbers of C(x)."""
+    refuse_transforms(STEPS)
     numbers = constraint.numbers(x, raw)
     A, lower, upper = constraint.structure(constraint.essential(numbers), raw)[:3]
     assert lower is not None
