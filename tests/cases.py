@@ -235,6 +235,13 @@ CASES = [
     Case("cvx-relaxed", lambda: hn.layers.HardNetCvx(hn.Relaxed(many_rows() & hn.Affine(STEPS, upper=-0.7))), 4),
     Case("cvx-polyhedron", lambda: hn.layers.HardNetCvx(many_rows()), 4),
     Case("cvx-simplex", lambda: hn.layers.HardNetCvx(hn.Simplex(4)), 4),
+    Case("cvx-l1", lambda: hn.layers.HardNetCvx(hn.L1Ball(draw(4, seed=18), radius_of)), 4, 2, compiled=True),
+    Case(
+        "cvx-l1-beside",
+        lambda: hn.layers.HardNetCvx(hn.L1Ball(0.1 * draw(4, seed=18), radius_of, wide_bound) & constant_rows()),
+        4,
+        4,
+    ),
     Case("projection-transport", lambda: hn.layers.Projection(hn.Transport([0.7, 0.3], shares_of)), 4, 2),
     Case(
         "cvx-monotone", lambda: hn.layers.HardNetCvx(hn.Monotone(4, lower=-1.0, upper=wide_bound)), 4, 4, compiled=True
@@ -247,6 +254,12 @@ CASES = [
     ),
     Case(
         "projection-horizon", lambda: hn.layers.Projection(hn.Horizon(4, -1.0, 1.0, 0.5, 0.4, previous=last_of)), 4, 4
+    ),
+    Case(
+        "projection-steps",
+        lambda: hn.layers.Projection(hn.Monotone(4, upper=wide_bound, step=(0.1, 0.8), bend=(None, 0.3))),
+        4,
+        4,
     ),
     Case("cvx-scaled", lambda: hn.layers.HardNetCvx(hn.scaled(ball_of_x(), MEAN, STD)), 4, 2),
     Case(

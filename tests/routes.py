@@ -152,6 +152,37 @@ def l1_ball() -> tuple[Tensor, Numbers]:
     return spread(5, 4, 34), {"center": 0.1 * draw(5, 4, seed=35), "radius": weights[:, 0] + 1, "weights": weights}
 
 
+def profile() -> tuple[Tensor, Numbers]:
+    """Bounds that leave room for a rising profile in every sample."""
+    side = 1 + draw_uniform(2, 5, 4, seed=80)
+    return spread(5, 4, 81), {"lower": -side[0], "upper": side[1]}
+
+
+def plan() -> tuple[Tensor, Numbers]:
+    raw, numbers = profile()
+    rate = {"rate": 0.5 + draw_uniform(5, 2, seed=82), "acceleration": 0.6 + draw_uniform(5, 2, seed=83)}
+    return raw, numbers | rate | {"last": 0.1 * draw(5, 2, seed=84)}
+
+
+def transport() -> tuple[Tensor, Numbers]:
+    rows, columns = 0.5 + draw_uniform(5, 2, seed=85), 0.5 + draw_uniform(5, 3, seed=86)
+    columns = columns * rows.sum(-1, keepdim=True) / columns.sum(-1, keepdim=True)
+    return spread(5, 6, 87), {"rows": rows, "columns": columns}
+
+
+def l1_ball_and_row() -> tuple[Tensor, Numbers]:
+    raw, numbers = l1_ball()
+    side = 0.6 + draw_uniform(5, 4, seed=88)
+    numbers |= {"A": draw(5, 1, 4, seed=89), "upper": torch.full((5, 1), 0.3, dtype=torch.float64)}
+    return raw, numbers | {"box_lower": -side, "box_upper": side.clone()}
+
+
+def levels() -> tuple[Tensor, Numbers]:
+    """Two wishes of the first level and one of the second, out of reach in the last two samples."""
+    raw, numbers = giving_way()
+    return raw, numbers | {"least": torch.tensor([[0.1], [0.2], [7.0], [9.0]], dtype=torch.float64)}
+
+
 def ball() -> tuple[Tensor, Numbers]:
     return spread(5, 4, 36), {"center": 0.1 * draw(5, 4, seed=37), "radius": 0.5 + draw_uniform(5, seed=38)}
 
@@ -244,6 +275,37 @@ FAMILIES = {
     ),
     "simplex": Family(convex(lambda: hn.Simplex(4, take("total"))), simplex),
     "L1 ball": Family(convex(lambda: hn.L1Ball(take("center"), take("radius"), take("weights"))), l1_ball),
+    "L1 ball and a row": Family(
+        convex(
+            lambda: (
+                hn.L1Ball(take("center"), take("radius"), take("weights"))
+                & box()
+                & hn.Affine(take("A"), upper=take("upper"))
+            )
+        ),
+        l1_ball_and_row,
+        **NO_MAP,
+    ),
+    "monotone": Family(convex(lambda: hn.Monotone(4, lower=take("lower"), upper=take("upper"))), profile),
+    "horizon": Family(
+        projection(
+            lambda: hn.Horizon(
+                2, *map(take, ("lower", "upper", "rate", "acceleration")), previous=take("last"), channels=2
+            )
+        ),
+        plan,
+    ),
+    "transport": Family(projection(lambda: hn.Transport(take("rows"), take("columns"))), transport),
+    "entropy": Family(
+        projection(lambda: hn.Transport(take("rows"), take("columns")), metric="entropy"), transport, **NO_MAP
+    ),
+    "union": Family(
+        lambda: hn.layers.UnionLayer(
+            hn.Ball(take("center"), take("radius")) | hn.Affine(take("A"), upper=take("upper"))
+        ),
+        ball_and_row,
+        **NO_MAP,
+    ),
     "ball": Family(convex(lambda: hn.Ball(take("center"), take("radius"))), ball),
     "ball and a row": Family(
         convex(lambda: hn.Ball(take("center"), take("radius")) & hn.Affine(take("A"), upper=take("upper"))),
@@ -263,6 +325,18 @@ FAMILIES = {
         giving_way,
         tolerance=1e-7,
         refuses=("vmap",),
+    ),
+    "levels": Family(
+        projection(
+            lambda: (
+                box()
+                & hn.Relaxed(hn.Affine(take("A"), upper=take("upper")))
+                & hn.Relaxed(hn.Affine(draw(1, 4, seed=59), lower=take("least")), level=2)
+            )
+        ),
+        levels,
+        tolerance=1e-7,
+        **NO_MAP,
     ),
     "metric": Family(projection(metric=take("weight")), with_metric, tolerance=1e-8),
 }

@@ -30,6 +30,20 @@ def test_set_keeps_the_contract(case):
     check_set(layer.constraint, y + 1.0, x)
 
 
+@pytest.mark.parametrize("case", [case for case in CASES if hasattr(case.layer(), "solve")], ids=lambda case: case.name)
+def test_a_solution_has_the_batch_of_raw(case):
+    """One sample without a batch, batches of three dimensions, and none at all."""
+    layer, (x, raw) = case.layer(), case.data()
+    if layer.constraint.relaxed:
+        pytest.skip("rows that give way have no solution to show")
+    whole = layer.solve(raw, x)
+    for view in (lambda part: part[0], lambda part: part[None, :, None], lambda part: part[:0]):
+        own = layer.solve(view(raw), None if x is None else view(x))
+        for field, all_samples in zip(own, whole, strict=True):
+            assert field.shape == view(all_samples).shape
+        torch.testing.assert_close(own.y, view(whole.y), rtol=1e-9, atol=1e-10, equal_nan=True)
+
+
 def test_every_layer_has_a_case():
     assert {case.layer().name for case in CASES} >= set(hn.layers.LAYERS) - {"none", "soft", "police"}
 

@@ -41,6 +41,12 @@ def test_constant_rows_say_only_their_distances_and_equalities_one():
     assert torch.allclose(box, expected.expand(3, 4), rtol=0, atol=1e-12)
 
 
+def test_a_union_shows_each_piece():
+    one, other, x = moving_rows(), ball_of_x(), draw(5, 4, seed=1)
+    expected = torch.cat([hn.features(part, x, at=torch.ones(4, dtype=D)) for part in (one, other)], dim=-1)
+    assert torch.equal(hn.features(one | other, x, at=torch.ones(4, dtype=D)), expected)
+
+
 @pytest.mark.parametrize("make", [ball_of_x, quadratic, cone, matrix_inequality])
 def test_curved_sets_are_seen_as_their_tangents(make):
     """To first order, a step of length t along the unit row shortens the distance by t."""

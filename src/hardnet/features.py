@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from hardnet.errors import ShapeError, UnsupportedSetError, sentence
+from hardnet.functional.derivatives import linearized
 from hardnet.products import length, times
 from hardnet.region import Kind, Own, SparseNumbers
 from hardnet.sets.base import ConstraintSet
@@ -24,12 +25,13 @@ def features(constraint: ConstraintSet, x: Any, at: Tensor | float | Callable[[A
 
     Unit rows, and the distance from p to each bound, positive inside; asinh compresses large distances. A row that
     does not depend on x is no information for a network and is left out, but its distances are not; an equality has
-    one distance. A curved set or an L1 ball is replaced by its tangent at p. Gradients flow to x and learned numbers.
+    one distance. A curved set or an L1 ball is replaced by its tangent at p; a union gives the features of each piece.
+    Gradients flow to x and learned numbers.
 
     ``net(torch.cat([x, hn.features(constraint, x)], -1))`` knows the constraint that will be enforced on its output.
 
     Args:
-        constraint: Any set with affine rows, curved sets, and ``&`` of these.
+        constraint: Any set with affine rows, curved sets, ``&`` of these, and unions ``|``.
         x: The input of the set; its first floating-point tensor determines batch, dtype and device.
         at: The point p: a number, ``(n,)``, ``(*batch, n)``, or a function of x, such as a nominal control.
 
@@ -37,9 +39,13 @@ def features(constraint: ConstraintSet, x: Any, at: Tensor | float | Callable[[A
         ``(*batch, count)``; the count is the same for every x.
     """
     point = _point(constraint, x, at)
-    known = [part.fixed_matrix(point.detach().new_zeros(point.shape[-1])) for part in constraint.parts]
-    parts = zip(constraint.region(x, point).parts, known, strict=True)
-    found = [_of_part(part.data, point, part.kind is not Kind.ROWS or A is None) for part, A in parts]
+    numbers, pieces = constraint.numbers(x, point), constraint.pieces
+    origin = point.detach().new_zeros(point.shape[-1])
+    found = []
+    for piece, its in zip(pieces, numbers if len(pieces) > 1 else (numbers,), strict=True):
+        known = [part.fixed_matrix(origin) for part in piece.parts]
+        parts = zip(piece.region_of(its, point).parts, known, strict=True)
+        found += [_of_part(part.data, point, part.kind is not Kind.ROWS or A is None) for part, A in parts]
     return join(found).expand(*point.shape[:-1], -1)
 
 
@@ -63,7 +69,7 @@ def _of_part(data: Any, point: Tensor, moves: bool) -> Tensor:
     if isinstance(data, (Own, SparseNumbers)):
         expected = "affine rows or a curved set with a block"
         raise UnsupportedSetError(sentence("constraint", expected, type(data).__name__))
-    excess, slope = _linearize(data.excess, point)
+    excess, slope = linearized(data.excess, point)
     size = _divisor(slope)
     return join([slope / size, _near(-excess / size)])
 
@@ -91,13 +97,3 @@ def _divisor(vectors: Tensor) -> Tensor:
 def _near(distance: Tensor) -> Tensor:
     """``asinh`` of a distance, cut off at `FAR_FEATURE`."""
     return torch.asinh(distance.clamp(-FAR_FEATURE, FAR_FEATURE))
-
-
-def _linearize(function: Callable[[Tensor], Tensor], point: Tensor) -> tuple[Tensor, Tensor]:
-    """The value ``(*batch, 1)`` of a function at a point ``(*batch, n)``, and its slope ``(*batch, n)``."""
-    keep = torch.is_grad_enabled()
-    with torch.enable_grad():
-        leaf = point if point.requires_grad else point.detach().clone().requires_grad_()
-        value = function(leaf)
-        (slope,) = torch.autograd.grad(value.sum(), leaf, create_graph=keep)
-    return (value, slope) if keep else (value.detach(), slope)

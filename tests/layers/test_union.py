@@ -221,6 +221,13 @@ def test_shorter_dtypes_and_moves(dtype):
     assert model.layer.solve((4 * draw(50, 2)).to(dtype)).y.dtype == dtype
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_modules_of_x_see_x_in_the_dtype_of_the_model(dtype):
+    constraint = hn.Box(torch.nn.Linear(3, 2), 9.0) | hn.Ball(torch.nn.Linear(3, 2), 0.5)
+    model, x = hn.HardNet(torch.nn.Linear(3, 2), constraint).to(dtype), draw(20, 3).to(dtype)
+    assert hn.check(model, model(x), x).ok
+
+
 def test_files_scaling_explain_and_repr(tmp_path):
     constraint = (hn.Box([0.0, 0.0], [1.0, 1.0], name="left") | hn.Ball([5.0, 0.0], 1.0, name="right")) & hn.Affine(
         [[1.0, 1.0]], upper=5.5, name="cut"
@@ -267,8 +274,6 @@ def test_refusals():
             hn.HardNet(torch.nn.Identity(), box | box, method)
     with pytest.raises(hn.errors.UnsupportedSetError, match="affine rows"):
         hn.Relaxed(box | box)
-    with pytest.raises(hn.errors.UnsupportedSetError):
-        hn.features(box | box, x)
     with pytest.raises(hn.errors.UnsupportedSetError, match="export"):
         torch.export.export(hn.HardNet(torch.nn.Identity(), box | box), (x,))
     with pytest.raises(hn.errors.UnsupportedSetError, match="transform"):

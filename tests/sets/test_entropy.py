@@ -183,6 +183,14 @@ def test_other_words_and_options_are_refused():
         torch.export.export(layer_of(hn.Simplex(3)), (torch.randn(4, 3),))
 
 
+@pytest.mark.parametrize("columns", [[0.2, 0.3, 0.5], shares], ids=["constant", "of x"])
+def test_graphs_and_maps_are_refused_in_one_sentence(columns):
+    layer, raw, x = layer_of(hn.Transport([0.4, 0.6], columns)), draw(4, 6), draw(4, 3)
+    for call in (lambda: torch.export.export(layer, (raw, x)), lambda: torch.vmap(layer)(raw, x)):
+        with pytest.raises(hn.errors.UnsupportedSetError, match=r"torch\.(export|func): .*entropic points"):
+            call()
+
+
 def test_models_files_and_certificates(tmp_path):
     net = torch.nn.Linear(3, 9)
     model = hn.HardNet(net, hn.DoublyStochastic(3, name="mixing"), metric="entropy")

@@ -169,3 +169,11 @@ def test_a_sample_that_compiled_code_leaves_is_solved_by_its_rows(monkeypatch):
 
     monkeypatch.setattr(hn.Horizon, "by_bands", left)
     torch.testing.assert_close(layer(raw.requires_grad_(), x), expected, rtol=0, atol=1e-12)
+
+
+def test_so_is_one_sample_without_a_batch(monkeypatch):
+    raw, x = data()
+    layer = hn.layers.Projection(SETS["all"]())
+    expected = layer(raw[0], x[0])
+    monkeypatch.setattr(hn.Horizon, "by_bands", lambda own, numbers, raw, weights: (raw, torch.tensor(False)))
+    torch.testing.assert_close(layer(raw[0], x[0]), expected, rtol=0, atol=1e-12)

@@ -22,6 +22,7 @@ def ball(**named):
     return hn.L1Ball(center_of, radius_of, weights=0.2 + draw_uniform(N, seed=3), **named)
 
 
+AXIS, ROOT = torch.eye(N, dtype=F64)[0], draw(N, N, seed=11)
 BESIDE = {
     "box": lambda: hn.Box(-1.0, 1.0),
     "rows": lambda: hn.Affine(draw(2, N, seed=5), lower=-2.0, upper=1.0),
@@ -30,6 +31,8 @@ BESIDE = {
     "ball": lambda: hn.Ball(0.1 * draw(N, seed=7), 1.0),
     "two": lambda: hn.L1Ball(0.1 * draw(N, seed=8), 1.5) & hn.Box(-0.4, 0.6),
     "cone": lambda: hn.SecondOrderCone(draw(2, N, seed=9), draw(2, seed=10), torch.zeros(N, dtype=F64), 2.0),
+    "apex": lambda: hn.SecondOrderCone(torch.eye(N, dtype=F64), torch.zeros(N, dtype=F64), 1.2 * AXIS, 0.0),
+    "curved": lambda: hn.Quadratic(ROOT @ ROOT.mT, 0.1 * draw(N, seed=12), -0.4) & hn.Ball(AXIS, 1.2),
 }
 
 
@@ -164,6 +167,18 @@ def test_gradients_beside_other_sets():
         return hn.layers.HardNetCvx(hn.L1Ball(center, radius) & box & rows)(raw)
 
     torch.autograd.gradcheck(point, (raw, center, radius), atol=1e-5)
+
+
+@pytest.mark.parametrize("beside", BESIDE)
+def test_a_solution_has_the_batch_of_raw(beside):
+    """Also one sample without a batch, and no sample."""
+    layer = hn.layers.HardNetCvx(ball() & BESIDE[beside]())
+    raw, x = draw(SAMPLES, N, seed=1), 0.3 * draw(SAMPLES, N, seed=2)
+    width = layer.solve(raw, x).dual.shape[-1]
+    for view in (lambda part: part[0], lambda part: part[:0], lambda part: part[None, :, None]):
+        found = layer.solve(view(raw), view(x))
+        assert found.status.shape == view(raw).shape[:-1]
+        assert found.dual.shape == (*found.status.shape, width)
 
 
 def test_solutions_carry_the_price_of_the_radius():

@@ -192,6 +192,12 @@ def project_intersection(
     return y.reshape(*batch, raw.shape[-1])
 
 
+def with_derivative(raw: Tensor, blocks: Sequence[Block], y: Tensor, dual: Tensor) -> Tensor:
+    """The nearest point y ``(B, n)`` that was found, with its derivative, from its multipliers ``(B, R)``."""
+    _, flat, kinds = _flatten(raw, blocks)
+    return attach(lambda *_: ((y,), (y, dual)), partial(_through, kinds), (raw, *flat), "a projection onto curved sets")
+
+
 def solve_intersection(raw: Tensor, blocks: Sequence[Block], *, tolerance: float = 1e-9) -> Solution:
     """The same projection with its `Solution` (status, residual, iterations and multipliers), without gradients."""
     refuse_transforms("the projection onto a convex set")

@@ -97,6 +97,16 @@ def keep_value(y: Tensor, value: Tensor) -> Tensor:
     return value.detach() + (y - y.detach())
 
 
+def linearized(function: Callable[[Tensor], Tensor], point: Tensor) -> tuple[Tensor, Tensor]:
+    """The value ``(*batch, 1)`` of a function at a point ``(*batch, n)``, and its slope ``(*batch, n)``."""
+    keep = torch.is_grad_enabled()
+    with torch.enable_grad():
+        leaf = point if point.requires_grad else point.detach().clone().requires_grad_()
+        value = function(leaf)
+        (slope,) = torch.autograd.grad(value.sum(), leaf, create_graph=keep)
+    return (value, slope) if keep else (value.detach(), slope)
+
+
 def leak_gradient(y: Tensor, raw: Tensor, leak: float) -> Tensor:
     """The value of y with gradient ``(1 - leak) dy/draw + leak I``: a share bypasses the enforcement.
 

@@ -21,7 +21,9 @@ from hardnet.solvers.entropic import cotangents, multipliers, outputs, solve_ent
 from hardnet.solvers.solution import Solution, Status
 from hardnet.structure import BoxedRows
 
-STEPS = 200
+STEPS = "entropic points, whose steps end by a look at their values"
+"""What a transform is refused for."""
+MOST_STEPS = 200
 """The most Newton steps."""
 HOLDS = 64
 """Roundings, relative to the terms of a row, by which the sums of a solved sample may be off."""
@@ -60,7 +62,7 @@ def project_entropic(
 @outside_compiler
 def _project(raw: Tensor, A: Tensor, b: Tensor | float, policy: Policy) -> Tensor:
     """The same, with the options as one record."""
-    refuse_transforms("entropic points, whose steps end by a look at their values")
+    refuse_transforms(STEPS)
     flat, rows, sums, batch = _flattened(raw, A, b)
     score, found = _solved(flat, rows, sums, batch)
     policy = policy.resolved(may_look(raw))
@@ -79,7 +81,7 @@ def _project(raw: Tensor, A: Tensor, b: Tensor | float, policy: Policy) -> Tenso
 @torch.no_grad()
 def solve_entropic_rows(raw: Tensor, A: Tensor, b: Tensor | float) -> Solution:
     """`project_entropic` with its dual ``(*batch, k)``, ``log y = raw + A'dual``, status, steps and residual."""
-    refuse_transforms("entropic points, whose steps end by a look at their values")
+    refuse_transforms(STEPS)
     flat, rows, sums, batch = _flattened(raw, A, b)
     score, found = _solved(flat, rows, sums, batch)
     done = (found.status == int(Status.SOLVED)).unsqueeze(-1)
@@ -147,10 +149,10 @@ def _solved(raw: Tensor, A: Tensor, b: Tensor, batch: torch.Size) -> tuple[Tenso
 def _newton(raw: Tensor, A: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """``log y``, which samples are solved, and their steps, by compiled code where there is some."""
     if not (HAS_NUMBA and raw.is_cpu and raw.numel() and plain(raw, A, b)):
-        return solve_entropic(raw, A, b, STEPS)
+        return solve_entropic(raw, A, b, MOST_STEPS)
     score, ended = torch.empty_like(raw), raw.new_empty(len(raw), 2)
     shape = torch.Size((len(raw), *A.shape[1:]))
-    launch(_kernel(0), [score, ended], [raw, A, raw.new_tensor([STEPS])], (b,), shape, len(A))
+    launch(_kernel(0), [score, ended], [raw, A, raw.new_tensor([MOST_STEPS])], (b,), shape, len(A))
     return score, ended[:, 0] > 0, ended[:, 1].long()
 
 

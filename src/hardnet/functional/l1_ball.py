@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from hardnet.errors import NEGATIVE, NOT_FINITE, InfeasibleError
-from hardnet.functional.conic import project_intersection, solve_intersection
+from hardnet.functional.conic import solve_intersection, with_derivative
 from hardnet.functional.derivatives import keep_value
 from hardnet.functional.nearest import project_rows, solve_rows
 from hardnet.functional.quadratic import diagonalize
 from hardnet.functional.samples import refuse, reject
+from hardnet.functional.tangents import by_tangents, smooth
 from hardnet.modes import may_look, outside_compiler, refuse_transforms
 from hardnet.nearest.policy import (
     QUIET,
@@ -25,11 +26,12 @@ from hardnet.nearest.policy import (
     OnInvalid,
     OnUnsolved,
     Policy,
+    answered,
     refuse_unsolved,
     warn_unproved,
 )
 from hardnet.shapes import broadcast_batch, check_bound, check_number, require_float, require_like
-from hardnet.solvers.conic.blocks import Balls, Block, Intervals, Quadratics, SecondOrder, SemiDefinite, convex
+from hardnet.solvers.conic.blocks import Balls, Block, Intervals, Quadratics, SecondOrder, SemiDefinite, convex, valid
 from hardnet.solvers.solution import Solution, Status, place
 from hardnet.structure import BoxedRows, join_rows
 
@@ -268,14 +270,14 @@ def _project(raw: Tensor, region: Region, policy: Policy) -> Tensor:
             ball.refuse(raw)
     exact, flat, sound = _flat(raw, region)
     signs, found = _search(exact.detach(), flat.map(lambda number, _: number.detach()))
-    answered = sound & ((found.status == int(Status.SOLVED)) | (found.status == int(Status.FEASIBLE)))
+    known = (sound & _answered(found.status)).unsqueeze(-1)
     if looks:
         _report(found, sound, raw.shape[:-1], policy)
     rows = flat.piece(signs)
-    y = _point(torch.where(answered.unsqueeze(-1), exact, 0.0), rows, flat.blocks)
+    y = _point(torch.where(known, exact, 0.0), rows, flat.blocks, found)
     instead = found.y if policy.on_unsolved == "best" else torch.full_like(found.y, torch.nan)
     instead = torch.where((found.status == int(Status.NOT_CONVERGED)).unsqueeze(-1), instead, torch.nan)
-    y = torch.where(answered.unsqueeze(-1), _at_centers(y, found, flat, signs), instead)
+    y = torch.where(known, _at_centers(y, found, flat, signs), instead)
     return y.to(raw.dtype).reshape(raw.shape)
 
 
@@ -289,7 +291,7 @@ def solve_with_balls(raw: Tensor, region: Region) -> Solution:
     held = _held(box, flat, signs)
     dual = torch.cat([own, price, curved, torch.where(held.any(-2), 0.0, box)], -1)
     found = found._replace(dual=dual, y=found.y.to(raw.dtype))
-    return Solution(*(field.reshape(*raw.shape[:-1], *field.shape[1:]) for field in found))
+    return Solution(*(field.reshape((*raw.shape[:-1], *field.shape[1:])) for field in found))
 
 
 def _flat(raw: Tensor, region: Region) -> tuple[Tensor, Region, Tensor]:
@@ -356,11 +358,14 @@ def _at_centers(y: Tensor, found: Solution, region: Region, signs: Tensor) -> Te
     return y
 
 
-def _point(raw: Tensor, rows: BoxedRows, blocks: Sequence[Block]) -> Tensor:
+def _point(raw: Tensor, rows: BoxedRows, blocks: Sequence[Block], found: Solution) -> Tensor:
     """The nearest point of rows and blocks with its derivative; NaN without an answer."""
-    if blocks:
-        return project_intersection(raw, _blocks(rows, blocks), **PIECES)
-    return project_rows(raw, rows, **PIECES)
+    if not blocks:
+        return project_rows(raw, rows, **PIECES)
+    n, m = raw.shape[-1], rows.A.shape[-2]
+    general, curved, box = found.dual.split([m, found.dual.shape[-1] - m - n, n], -1)
+    dual = torch.cat([general, box, curved] if rows.boxed else [general, curved], -1)
+    return with_derivative(raw, _blocks(rows, blocks), answered(found), dual)
 
 
 def _solve(raw: Tensor, rows: BoxedRows, blocks: Sequence[Block]) -> Solution:
@@ -390,19 +395,64 @@ def _search(raw: Tensor, region: Region) -> tuple[Tensor, Solution]:
 
     The dual has the general rows, the prices of the balls, the rows of curved blocks and the n coordinates.
     """
+    if region.blocks:
+        return _search_curved(raw, region)
     k = len(region.balls)
-    first = _solve(raw, region.rows, region.blocks)
+    first = _solve(raw, region.rows, ())
     m = region.rows.A.shape[-2]
     none = torch.zeros_like(raw[:, :1]).expand(-1, k)
     found = first._replace(dual=torch.cat([first.dual[:, :m], none, first.dual[:, m:]], -1))
-    signs = _signs(first.y, raw, region)
     outside = torch.stack([_outside(ball, first.y) for ball in region.balls], -1).any(-1)
     index = (_answered(first.status) & outside).nonzero().squeeze(-1)
+    return _settled(raw, region, _signs(first.y, raw, region), found, index)
+
+
+def _search_curved(raw: Tensor, region: Region) -> tuple[Tensor, Solution]:
+    """`_search` from the point without the curved blocks, which is the answer where it satisfies them."""
+    signs, found = _search(raw, region._replace(blocks=[]))
+    n = raw.shape[-1]
+    head, box = found.dual.split([found.dual.shape[-1] - n, n], -1)
+    unpriced = torch.zeros_like(raw[:, :1]).expand(-1, sum(block.rows for block in region.blocks))
+    found = found._replace(dual=torch.cat([head, unpriced, box], -1))
+    inside = [(block.excess(found.y) <= 0).all(-1) for block in region.blocks]  # pyright: ignore[reportAttributeAccessIssue]
+    good = valid(region.blocks)
+    there = good & torch.stack(inside, -1).all(-1) & _answered(found.status)
+    left = ~there & (found.status != int(Status.INFEASIBLE)) & (found.status != int(Status.INVALID))
+    index = (left & good).nonzero().squeeze(-1)
+    if smooth(region.blocks) and index.numel():
+        turned, part = _cut(raw[index], region.take(index), signs[index], found.y[index])
+        signs, found = signs.index_copy(0, index, turned), place(found, index, part)
+        left = left.index_copy(0, index, part.status == int(Status.NOT_CONVERGED))
+    return _settled(raw, region, signs, found, left.nonzero().squeeze(-1))
+
+
+def _cut(raw: Tensor, region: Region, signs: Tensor, near: Tensor) -> tuple[Tensor, Solution]:
+    """The same by tangents of smooth blocks, from the signs and the point without them."""
+    known = signs.clone()
+
+    def beside(aim: Tensor, tangents: BoxedRows, index: Tensor) -> tuple[Tensor, Solution]:
+        own = region.take(index)
+        known[index], found = _settle(aim, Region(join_rows([tangents, own.rows]), [], own.balls), known[index])
+        return known[index], found
+
+    signs, found = by_tangents(raw, region.blocks, near, beside)
+    m, n = region.rows.A.shape[-2] + len(region.balls), raw.shape[-1]
+    curved, head, box = found.dual.split([found.dual.shape[-1] - m - n, m, n], -1)
+    return signs, found._replace(dual=torch.cat([head, curved, box], -1))
+
+
+def _settled(raw: Tensor, region: Region, signs: Tensor, found: Solution, index: Tensor) -> tuple[Tensor, Solution]:
+    """The signs and solutions, with those of the samples `index` found from these signs."""
     if index.numel() == 0:
         return signs, found
-    turned, part, left = _turn(raw[index], region.take(index), signs[index])
-    signs, found = signs.index_copy(0, index, turned), place(found, index, part)
-    index = index[left]
+    turned, part = _settle(raw[index], region.take(index), signs[index])
+    return signs.index_copy(0, index, turned), place(found, index, part)
+
+
+def _settle(raw: Tensor, region: Region, signs: Tensor) -> tuple[Tensor, Solution]:
+    """The signs of the nearest point by turning these, or by proximal steps where that ends; and the solution."""
+    signs, found, left = _turn(raw, region, signs)
+    index = left.nonzero().squeeze(-1)
     if index.numel() == 0:
         return signs, found
     turned, part = _rescue(raw[index], region.take(index), found.y[index])

@@ -437,7 +437,8 @@ def _clamped(rows: Batch) -> Solution:
     """A box alone: the multiplier of an output is ``raw - y``; rows without bounds have zero multipliers."""
     y = project_box(rows.raw, rows.box_lower, rows.box_upper, on_invalid="nan")
     status = torch.where(y.isnan().any(-1), int(Status.INVALID), int(Status.SOLVED)).to(torch.int8)
-    dual = rows.raw - y if rows.boxed else rows.raw.new_zeros(len(y), rows.A.shape[-2])
+    dual = rows.raw.new_zeros(len(y), rows.A.shape[-2])
+    dual = torch.cat([dual, rows.raw - y], dim=-1) if rows.boxed else dual
     return Solution(y, dual, status, torch.zeros_like(status, dtype=torch.long), (y - y).abs().sum(-1))
 
 

@@ -214,7 +214,7 @@ def _completed(
     W = None if policy.metric is None else pick(policy.metric.expand(*raw.shape[:-1], 1, -1), 2)
     quiet = Policy("nan", "nan", "nan", metric=W)
     rest = project_rows(raw[left], constraint.structure(numbers, raw).map(pick), quiet)
-    return y.index_put((left,), rest) if bool(rest.isfinite().all()) else None
+    return y.masked_scatter(left.unsqueeze(-1), rest) if bool(rest.isfinite().all()) else None
 
 
 def _diagonal(W: Tensor, raw: Tensor) -> Tensor | None:

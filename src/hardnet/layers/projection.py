@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from hardnet.errors import DTypeError, OptionError, ShapeError, UnsupportedSetError, sentence
-from hardnet.functional.entropic import project_entropic, solve_entropic_rows
+from hardnet.functional.entropic import STEPS, project_entropic, solve_entropic_rows
 from hardnet.layers.base import Guarantee, Layer, not_affine, solve_layer
 from hardnet.layers.constant_rows import known_equalities
 from hardnet.layers.nearest import Kept, nearest, solution
 from hardnet.layers.options import LayerOptions, choice, flag, metric
-from hardnet.modes import HALF
+from hardnet.modes import HALF, refuse_transforms
 from hardnet.nearest.policy import Policy
 from hardnet.region import Kind, Region
 from hardnet.sets.affine import Box, Equality
@@ -252,6 +252,7 @@ def not_entropic(constraint: ConstraintSet) -> str | None:
 
 def entropic_rows(constraint: ConstraintSet, raw: Tensor, x: Any) -> tuple[Tensor, Tensor, Region]:
     """A and b of the sums, rows of zeros for those that the others imply; and the region."""
+    refuse_transforms(STEPS)
     region = constraint.region_of(constraint.essential(constraint.numbers(x, raw)), raw)
     A, lower, upper = region.rows(raw)[:3]
     assert lower is not None

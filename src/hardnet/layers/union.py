@@ -132,7 +132,7 @@ class UnionLayer(Layer):
     def _find(self, raw: Tensor, x: Any, points: list[Tensor] | None) -> UnionSolution:
         """The nearest of the pieces' solutions; y are `points` where they are given, which carry gradients."""
         with torch.no_grad():
-            found = [_as_solution(layer.solve(raw, x)) for layer in self.solvers]
+            found = [_solution(layer, raw, x) for layer in self.solvers]
             status = torch.stack([own.status for own in found], dim=-1)
             moved = [torch.linalg.vector_norm((own.y - raw).double(), dim=-1) for own in found]
             distance = torch.where(solved(status), torch.stack(moved, dim=-1), torch.inf)
@@ -165,10 +165,11 @@ def _solver(piece: ConstraintSet, on_invalid: str = "nan") -> Layer:
     return kind(piece, on_infeasible="nan", on_unsolved="nan", on_invalid=on_invalid)
 
 
-def _as_solution(found: Any) -> Solution:
-    """A solution of any solver; what a nonlinear one finds is in the set, and nobody knows of a nearer point."""
-    if isinstance(found, Solution):
-        return found
+def _solution(layer: Any, raw: Tensor, x: Any) -> Solution:
+    """That of a piece; what a nonlinear solver finds is in the set, and nobody knows of a nearer point."""
+    if not isinstance(layer, NonlinearLayer):
+        return layer._find(raw, x)
+    found = layer.solve(raw, x)
     invalid = found.status == int(NonlinearStatus.INVALID)
     missed = (found.status == int(NonlinearStatus.NOT_CONVERGED)) | (
         found.status == int(NonlinearStatus.INFEASIBLE_LOCAL)
