@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import mean, median
@@ -42,8 +43,7 @@ def by_daqp(p: Structured) -> Solve:
 
 def by_clarabel(p: Structured) -> Solve:
     """One sample by Clarabel at 1e-9, with sparse rows and one setting up."""
-    import clarabel
-
+    clarabel: Any = import_module("clarabel")
     A, lower, upper, low, high, _ = (part.numpy() for part in p)
     rows, eye, equal = sparse.csc_matrix(A), sparse.csc_matrix(np.eye(A.shape[1])), lower == upper
     parts = [(rows[equal], upper[equal])]

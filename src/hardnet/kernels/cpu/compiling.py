@@ -86,7 +86,7 @@ def _made_once(name: str) -> Iterator[None]:
     with global_compiler_lock:
         CPUCodeLibrary._optimize_final_module = lambda self: optimize(self) if name in self.name else None
         CPUCodeLibrary._finalize_final_module = lambda self: finish(self) if name in self.name else _keep(self)
-        JITCPUCodegen.set_env = lambda *_: None  # Python objects of functions, which ours do not use
+        JITCPUCodegen.set_env = lambda self, env_name, env: None  # Python objects of functions, which ours do not use
         try:
             yield
         finally:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.kernels.limits import INSIDE, POLYHEDRON
+from hardnet.kernels.limits import POLYHEDRON
 from hardnet.products import power_near, times_columnwise, times_rowwise
 from hardnet.rows import BoxedBatch, boxed, ordered, take_rows
 from hardnet.solvers.polyhedron.active import Factor, factorize_rows
@@ -31,6 +31,8 @@ from hardnet.structure import bound_size
 
 
 EPS = torch.finfo(torch.float64).eps
+INSIDE = 4.0
+"""Roundings of its terms by which raw may miss a row and still count as inside."""
 
 
 class BoxProblem(NamedTuple):
