@@ -20,7 +20,7 @@ from hardnet.features import features
 from hardnet.gradients import GradientFlow, gradient_flow
 from hardnet.laboratory import laboratory
 from hardnet.layers import explain, methods, register
-from hardnet.model import HardNet
+from hardnet.model import HardNet, best_of
 from hardnet.sets import (
     LMI,
     Affine,
@@ -68,6 +68,7 @@ __all__ = [
     "SecondOrderCone",
     "Simplex",
     "Transport",
+    "best_of",
     "check",
     "compare",
     "distributions",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, overload
 
 import torch
@@ -151,6 +152,36 @@ class HardNet(nn.Module):
             expected = f"{outputs} per sample for method '{self.method}'"
             remedy = "change the network's last layer, or the set (A has a row for each constraint, (m, n))"
             raise ShapeError(sentence("net", expected, tuple(raw.shape), remedy))
+
+
+@torch.no_grad()
+def best_of(
+    model: HardNet, x: Any, objective: Callable[[Tensor, Any], Tensor], k: int, *, spread: float = 0.1
+) -> Tensor:
+    """``argmin_j objective(layer(raw + spread e_j, x), x)`` over ``e_0 = 0`` and k - 1 Gaussian draws, per sample.
+
+    Every candidate is enforced, so y is in C(x) whatever is drawn, and never worse than ``model(x)``. It pays where a
+    program of few free outputs is answered at test time; in many dimensions hardly a draw improves.
+
+    Args:
+        model: A network with its layer.
+        x: The input.
+        objective: From y ``(*batch, n)`` and x to a value per sample ``(*batch,)``; the least is kept.
+        k: How many candidates are tried, in turn.
+        spread: Standard deviation of the draws, in the units of raw.
+    """
+    if k < 1:
+        raise OptionError(sentence("k", "at least 1 candidate", k))
+    best, raw = model(x, return_raw=True)
+    least = objective(best, x)
+    if least.shape != best.shape[:-1]:
+        raise ShapeError(sentence("objective", f"a value per sample, {tuple(best.shape[:-1])}", tuple(least.shape)))
+    for _ in range(k - 1):
+        y = model.layer(raw + spread * torch.randn_like(raw), x)
+        value = objective(y, x)
+        better = value < least
+        best, least = torch.where(better.unsqueeze(-1), y, best), torch.where(better, value, least)
+    return best
 
 
 def _refuse_flags(**flags: object) -> None:
