@@ -14,7 +14,7 @@ from hardnet.functional.quadratic import Spectrum
 from hardnet.layers.base import Guarantee, Layer
 from hardnet.layers.options import LayerOptions, choice, flag
 from hardnet.layers.projection import nearest_point, solve_layer, solve_set
-from hardnet.modes import look_or_nan
+from hardnet.modes import look_or_nan, mode
 from hardnet.sets.base import ConstraintSet
 from hardnet.solvers.solution import Solution
 
@@ -121,7 +121,8 @@ class HardNetCvx(Layer):
         on_infeasible, on_unsolved = (look_or_nan(policy, raw) for policy in (own.on_infeasible, own.on_unsolved))
         policies: dict[str, Any] = {"on_infeasible": on_infeasible, "on_unsolved": on_unsolved, "once": once}
         policies["on_invalid"] = own.on_invalid
-        if self.options.strict or not self.constraint.projectable:
+        by_faces = self.constraint.relaxed and mode() == "export"  # where these are few; refused by name elsewhere
+        if self.options.strict or by_faces or not self.constraint.projectable:
             return nearest_point(self.constraint, raw, x, strict=self.options.strict, **policies)
         chosen = {name: policy for name, policy in policies.items() if self._known is None or name in self._known}
         if self.values is not None and self.vectors is not None:
