@@ -19,7 +19,7 @@ from hardnet.errors import OptionError, ShapeError, sentence
 from hardnet.functional.derivatives import attach, implicit_vjp
 from hardnet.functional.samples import report_curved
 from hardnet.kernels.cpu.conic import project, project_back, takes
-from hardnet.kernels.limits import FAINT, TIGHT
+from hardnet.kernels.limits import CURVED
 from hardnet.modes import GRAPHS, may_look, may_wait, mode, plain, refuse_transforms
 from hardnet.nearest.policy import QUIET, Once, OnInfeasible, OnInvalid, OnUnsolved, Policy, answered
 from hardnet.products import power_above, times_tiled
@@ -88,9 +88,9 @@ def _adjoint(blocks: list[Block], y: Tensor, dual: Tensor, grad: Tensor) -> tupl
     factor = stack.spread(factors, y)
     lean = dual * factor / unit
     size = lean.abs().amax(-1, keepdim=True)
-    weight = power_above(1 / size.clamp_min(FAINT))
+    weight = power_above(1 / size.clamp_min(CURVED.faint))
     lean, scaled, point = lean * weight, stack.scaled(factors, unit), y / unit
-    tolerance = torch.where(size == 0, torch.inf, TIGHT)  # raw was inside: only equalities are tight
+    tolerance = torch.where(size == 0, torch.inf, CURVED.tight)  # raw was inside: only equalities are tight
     feet = scaled.feet(scaled.value(point) + lean)
     linear, frames = scaled.linear(point, feet, tolerance)
     tight = torch.where(linear.tight.unsqueeze(-1), linear.rows, 0.0)

@@ -48,15 +48,12 @@ from hardnet.solvers.nonlinear.rows import jacobian as differentiate
 from hardnet.solvers.nonlinear.solve import Mode, NonlinearSolution, NonlinearStatus
 from hardnet.solvers.nonlinear.solve import solve_nonlinear as find_point
 from hardnet.structure import BoxedRows
+from hardnet.tolerances import ROUNDINGS
 
 # One call of nonlinear rows: the user's arguments in the form the solver takes, and its solution.
 #
 # `call` evaluates a user's function. `Call` holds the function, its input and the options of the solver; bounds and
 # rows are converted to those of a flat batch in float64.
-
-
-ROUNDINGS = 16
-"""Roundings of y's dtype, relative to a row's scale, by which the row may be violated after y is rounded to it."""
 
 
 class Limits(NamedTuple):

@@ -117,7 +117,7 @@ def solve_quadratic(raw: Tensor, P: Tensor, q: Tensor, r: Tensor) -> Solution:
     found = _nearest(raw, P, q, r, diagonalize(P))
     y, block = found.y.to(raw.dtype), Quadratics(P.double(), q.double(), r.double())
     size = block.scale(y.double())
-    residual = (block.residual(y.double()) / torch.where(size > 0, size, 1.0)).squeeze(-1)
+    residual = (block.excess(y.double()).clamp_min(0) / torch.where(size > 0, size, 1.0)).squeeze(-1)
     return Solution(y, found.mu, found.status, torch.zeros_like(found.status, dtype=torch.int64), residual)
 
 

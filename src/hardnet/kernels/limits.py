@@ -19,15 +19,8 @@ sample."""
 MOST_CONIC_NUMBERS, MOST_CONIC_ORDER = 512, 8
 """CPU: the largest outputs times rows of a curved set, and order of its matrices, for which each sample is solved on
 its own."""
-INSIDE, ROUNDINGS, FEASIBLE = 4, 16, 1e-12
-"""Curved sets: roundings of raw's dtype by which a raw output that counts as inside may miss a row, and by which a
-solved sample may, relative to the row's terms, as certificates allow; and the second where the dtype allows more."""
-FAR_AWAY, PASSES, HALFWAY = 16.0, 3, 128.0
-"""From so many sizes of y on, a projection is found once more in the unit of y; how often, since each pass gains about
-twelve digits of distance; and how many sizes of the set the point on the way lies from y."""
-TIGHT, FAINT = 1e-10, 1e-3
-"""Beyond this distance from its cone, in the unit of y and of the multipliers, a row counts as tight in the derivative;
-and multipliers are scaled up to size one from here: below it their own rounding would count as tight."""
+ROUNDINGS = 16
+"""Roundings of raw's dtype by which a solved sample may miss a row, in parts of its terms, as certificates allow."""
 MOST_FUSED_ROWS, MOST_FUSED_COLUMNS = 64, 256
 """GPU: the largest matrix of one sample for the closed form."""
 MOST_FUSED_ROWS_IN_HALF = 8
@@ -148,6 +141,14 @@ class CurvedTolerances(NamedTuple):
         repairs: Steps inwards at most.
         trials: Points that one line search may try.
         floor: Below this eigenvalue of the projection's derivative a direction counts as tight.
+        inside: Roundings of raw's dtype by which a raw output that counts as inside may miss a row.
+        feasible: Part of a row's terms by which a solved sample may miss it where the dtype allows more.
+        far_away: From so many sizes of y on, a projection is found once more in the unit of y.
+        passes: How often, since each pass gains about twelve digits of distance.
+        halfway: How many sizes of the set the point on the way lies from y.
+        tight: Beyond this distance from its cone, in the unit of y and of the multipliers, a row counts as tight in the
+            derivative.
+        faint: Multipliers are scaled up to size one from here: below it their own rounding would count as tight.
     """
 
     first_penalty: float = 10.0
@@ -156,6 +157,13 @@ class CurvedTolerances(NamedTuple):
     repairs: int = 3
     trials: int = 12
     floor: float = 1e-11
+    inside: float = 4.0
+    feasible: float = 1e-12
+    far_away: float = 16.0
+    passes: int = 3
+    halfway: float = 128.0
+    tight: float = 1e-10
+    faint: float = 1e-3
 
 
 CURVED = CurvedTolerances()

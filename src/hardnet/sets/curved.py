@@ -34,7 +34,7 @@ class CurvedSet(ConstraintSet):
 
     def residual(self, numbers: Any, y: Tensor) -> Tensor:
         """How far the block is violated, one row: 0 inside, NaN where y is."""
-        return self.block(numbers).residual(y)
+        return self.block(numbers).excess(y).clamp_min(0)
 
     def scale(self, numbers: Any, y: Tensor) -> Tensor:
         """The size of the terms that the block adds up, one row."""

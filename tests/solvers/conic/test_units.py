@@ -99,7 +99,7 @@ def test_values_whose_squares_are_no_numbers(name, lengths, values):
     assert found.status.tolist() == plain.status.tolist() == [Status.SOLVED] * 12
     assert ((found.y / s - plain.y).abs() <= 200 * EPS * raw.abs().amax()).all()
     for block, other in zip(blocks, moved, strict=True):
-        here, there = block.residual(raw) / block.scale(raw), other.residual(s * raw) / other.scale(s * raw)
+        here, there = block.excess(raw) / block.scale(raw), other.excess(s * raw) / other.scale(s * raw)
         torch.testing.assert_close(there, here, rtol=0, atol=64 * EPS)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hardnet.kernels.cpu.launch import HAS_NUMBA, launch
 from hardnet.kernels.cpu.ready import entries, ready
-from hardnet.kernels.limits import FEASIBLE, INSIDE, MOST_CONIC_NUMBERS, MOST_CONIC_ORDER, ROUNDINGS
+from hardnet.kernels.limits import CURVED, MOST_CONIC_NUMBERS, MOST_CONIC_ORDER, ROUNDINGS
 from hardnet.rows import REALS
 
 FORMS = {
@@ -110,8 +110,10 @@ def project(
         ``(k,)``, None for none.
     """
     eps, exact = torch.finfo(raw.dtype).eps, raw.detach().double()
-    holds, rounding = min(ROUNDINGS * eps, FEASIBLE), 8 * raw.shape[-1] * eps
-    limits = torch.tensor([INSIDE * eps, holds, max(tolerance * 1e-3, LEAST), tolerance, rounding], dtype=exact.dtype)
+    holds, rounding = min(ROUNDINGS * eps, CURVED.feasible), 8 * raw.shape[-1] * eps
+    limits = torch.tensor(
+        [CURVED.inside * eps, holds, max(tolerance * 1e-3, LEAST), tolerance, rounding], dtype=exact.dtype
+    )
     y, dual = torch.empty_like(exact), exact.new_empty(len(raw), _plan_of(raw, kinds, fields).rows)
     found = exact.new_empty(len(raw), 3)
     left = _launch([y, dual, found], exact, limits, kinds, fields, False)

@@ -15,7 +15,7 @@ from numba import carray
 
 from hardnet.kernels.cpu.compiling import Tile, bare, inner
 from hardnet.kernels.cpu.tiles import bound_size, row_dot
-from hardnet.kernels.limits import CURVED, FAINT, FAR_AWAY, HALFWAY, PASSES, TIGHT
+from hardnet.kernels.limits import CURVED
 
 SWEEPS = 40
 """Maximum number of sweeps over all pairs: convergence is quadratic and takes three to six."""
@@ -666,6 +666,8 @@ STEPS, TRIALS, NEWTON = 32, CURVED.trials, 12
 FIRST_PENALTY, LARGEST_PENALTY = CURVED.first_penalty, CURVED.largest_penalty
 TARGET, SOLVED, REPAIRED_BELOW = CURVED.target, 1e-13, 1e-9
 """Newton stops at the first residual, a sample with the second needs no further round, and the third is repaired."""
+FAR_AWAY, PASSES, HALFWAY = CURVED.far_away, CURVED.passes, CURVED.halfway
+TIGHT, FAINT = CURVED.tight, CURVED.faint
 REPAIRS, ROUGH, FAR = CURVED.repairs, 0.5, 64.0
 """Steps inwards at most, how much of what rounding may miss is not worth one, and lengths of y that are too far."""
 

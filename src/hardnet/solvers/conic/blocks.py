@@ -950,7 +950,7 @@ class Intervals(NamedTuple):
             *(part.to(dtype or part.dtype) for part in (torch.cat(A, -2), torch.cat(lower, -1), torch.cat(upper, -1)))
         )
 
-    def residual(self, y: Tensor) -> Tensor:
+    def excess(self, y: Tensor) -> Tensor:
         """``relu(A y - upper) + relu(lower - A y)``, ``(*batch, m)``."""
         value = self.image().value(y)
         return (value - self.upper).clamp_min(0) + (self.lower - value).clamp_min(0)
@@ -1001,10 +1001,6 @@ class SecondOrder(NamedTuple):
         z = self.image().value(y)
         return length(z[..., :-1]) - z[..., -1:]
 
-    def residual(self, y: Tensor) -> Tensor:
-        """``relu(|A y + b| - c'y - d)``, one row."""
-        return self.excess(y).clamp_min(0)
-
     def scale(self, y: Tensor) -> Tensor:
         """The norm of ``|A||y| + |b|`` and ``|c|'|y| + |d|`` together, one row."""
         return self.image().size(y)[..., :1]
@@ -1041,10 +1037,6 @@ class Balls(NamedTuple):
     def excess(self, y: Tensor) -> Tensor:
         """``|y - center| - radius``, one row."""
         return length(y - self.center) - self.radius.unsqueeze(-1)
-
-    def residual(self, y: Tensor) -> Tensor:
-        """``relu(|y - center| - radius)``, one row."""
-        return self.excess(y).clamp_min(0)
 
     def scale(self, y: Tensor) -> Tensor:
         """``|y| + |center| + radius``, one row."""
@@ -1084,10 +1076,6 @@ class SemiDefinite(NamedTuple):
         finite = packed.isfinite().all(-1, keepdim=True)  # LAPACK refuses a whole batch for one NaN
         matrix = unpack(torch.where(finite, packed, 0.0), order(packed.shape[-1]))
         return torch.where(finite, -torch.linalg.eigvalsh(matrix)[..., :1], torch.nan)
-
-    def residual(self, y: Tensor) -> Tensor:
-        """``relu(-lambda_min)``, one row; NaN where y is."""
-        return self.excess(y).clamp_min(0)
 
     def scale(self, y: Tensor) -> Tensor:
         """The norm of ``|F0| + sum_i |y_i| |F_i|``, one row."""
@@ -1134,10 +1122,6 @@ class Quadratics(NamedTuple):
     def excess(self, y: Tensor) -> Tensor:
         """``1/2 y'Py + q'y + r``, one row."""
         return self.image().value(y)
-
-    def residual(self, y: Tensor) -> Tensor:
-        """``relu(1/2 y'Py + q'y + r)``, one row."""
-        return self.excess(y).clamp_min(0)
 
     def scale(self, y: Tensor) -> Tensor:
         """The same sum over absolute values, one row."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hardnet.kernels.limits import CURVED, FAR_AWAY, FEASIBLE, HALFWAY, INSIDE, PASSES, ROUNDINGS
+from hardnet.kernels.limits import CURVED, ROUNDINGS
 from hardnet.modes import may_look
 from hardnet.products import LARGE, gram, power_above, tiled_product, times_tiled
 from hardnet.solvers.conic.blocks import (
@@ -493,9 +493,9 @@ def _round(task: Task, state: State, accuracy: float) -> tuple[State, Tensor, Te
 def come_closer(raw: Tensor, stack: Stack, answer: Answer, tolerance: float) -> Answer:
     """The answer at the accuracy of y: by the projection of a point on the way, and Newton from there."""
     unit = local_unit(raw, stack, answer.y, answer.dual)
-    part = (HALFWAY * unit / _length(raw - answer.y)).clamp_max(1)
+    part = (CURVED.halfway * unit / _length(raw - answer.y)).clamp_max(1)
     near = answer.y + part * (raw - answer.y)
-    guess = Guess(answer.y, answer.dual * part, HALFWAY * unit)
+    guess = Guess(answer.y, answer.dual * part, CURVED.halfway * unit)
     middle = settle(near, stack, guess, torch.ones_like(unit), tolerance)
     further = _length(raw - middle.y) / _length(near - middle.y)
     found = settle(raw, stack, *near_y(raw, stack, middle.y, middle.dual * further), tolerance)
@@ -1172,9 +1172,9 @@ def project_intersection(
     status = torch.where(sound, Status.SOLVED, Status.INVALID).to(torch.int8)
     iterations, residual = torch.zeros_like(status, dtype=torch.int64), torch.where(sound, 0.0, torch.nan).to(raw)
     y = stack.clamped(y)
-    inside = (stack.outside(raw) <= INSIDE * torch.finfo(dtype).eps * stack.size(raw)).all(-1)
+    inside = (stack.outside(raw) <= CURVED.inside * torch.finfo(dtype).eps * stack.size(raw)).all(-1)
     outside = sound & ~inside
-    limits = Limits(tolerance, min(ROUNDINGS * torch.finfo(dtype).eps, FEASIBLE))
+    limits = Limits(tolerance, min(ROUNDINGS * torch.finfo(dtype).eps, CURVED.feasible))
     if not may_look(raw):
         return _merge_fixed(Solution(y, dual, status, iterations, residual), outside, raw, stack, limits)
     for index in outside.nonzero().squeeze(-1).split(_chunk(stack, raw)):
@@ -1266,8 +1266,8 @@ def _solve_alternating(raw: Tensor, stack: Stack, limits: Limits) -> Solution:
     first = stack.nearby(raw)
     guess = Guess(first, raw.new_zeros(raw.shape[0], sum(stack.sizes)), _unit(raw, first, stack))
     answer = settle(raw, stack, guess, torch.ones_like(guess.unit), limits.residual)
-    for _ in range(PASSES):
-        far = answer.unit > FAR_AWAY * local_unit(raw, stack, answer.y, answer.dual)
+    for _ in range(CURVED.passes):
+        far = answer.unit > CURVED.far_away * local_unit(raw, stack, answer.y, answer.dual)
         index = (far.squeeze(-1) & ~answer.lost).nonzero().squeeze(-1)
         if index.numel() == 0:
             break

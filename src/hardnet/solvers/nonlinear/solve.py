@@ -502,7 +502,7 @@ def _project(rows: Rows, raw: Tensor, at: Derivatives, tolerance: float) -> Nonl
 # hold in the whole ball: its distance to each bound must be at least ``|J_i| radius + L_i radius^2 / 2``.
 
 
-ROUNDINGS = 16
+UNCERTAIN = 16
 """Roundings of float64, relative to the row's scale, by which a value of g may be wrong."""
 HELD = 1e-8
 """A row is held at a bound if it is within this part of its scale from the bound."""
@@ -537,7 +537,7 @@ def prove_existence(
             ``(*batch, m)``.
     """
     unit = torch.finfo(value.dtype).eps
-    noise = ROUNDINGS * unit * scale
+    noise = UNCERTAIN * unit * scale
     nearest = torch.minimum((value - lower).abs(), (upper - value).abs())
     outside = torch.maximum(value - upper, lower - value) > 0
     held = (lower == upper) | outside | (nearest <= HELD * scale)
@@ -547,14 +547,14 @@ def prove_existence(
     rows = torch.cat([torch.where(held.unsqueeze(-1), jacobian, 0.0), other], dim=-1)
     finite = rows.isfinite().flatten(-2).all(-1) & residual.isfinite().all(-1)
     singular = torch.linalg.svdvals(torch.where(finite[..., None, None], rows, 0.0)).amin(-1)
-    wrong = ROUNDINGS * max(rows.shape[-2:]) * unit * size.squeeze(-1)
+    wrong = UNCERTAIN * max(rows.shape[-2:]) * unit * size.squeeze(-1)
     beta = 1 / (singular - wrong)
     slope = torch.linalg.vector_norm(torch.where(held, curvature, 0.0), dim=-1)
     step = beta * torch.linalg.vector_norm(residual, dim=-1)
     h = beta * slope * step
-    radius = 2 * step / (1 + (1 - 2 * h).clamp_min(0.0).sqrt()) * (1 + ROUNDINGS * unit)
+    radius = 2 * step / (1 + (1 - 2 * h).clamp_min(0.0).sqrt()) * (1 + UNCERTAIN * unit)
     reach = torch.linalg.vector_norm(jacobian, dim=-1) * radius.unsqueeze(-1)
-    reach = (reach + curvature * radius.unsqueeze(-1).square() / 2) * (1 + ROUNDINGS * unit) + noise
+    reach = (reach + curvature * radius.unsqueeze(-1).square() / 2) * (1 + UNCERTAIN * unit) + noise
     inside = (value - reach >= lower) & (value + reach <= upper)
     proven = finite & (beta > 0) & (h <= 0.5) & (held | inside).all(-1) & (lower <= upper).all(-1)
     return Existence(proven, torch.where(proven, radius, torch.inf), h)
