@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -65,7 +66,9 @@ class Task(NamedTuple):
         return self.weight * (y - self.raw)
 
     def select(self, index: Tensor) -> Task:
-        """The samples `index` alone."""
+        """The samples `index`, which are in order, alone."""
+        if len(index) == len(self.raw):
+            return self
         return Task(self.raw[index], self.weight[index], self.stack.select(index))
 
 
@@ -322,29 +325,40 @@ class StiffSaddle:
 # The fast phase: Newton on ``y - raw + DG'dual = 0``, ``G = P_K(G + dual)``, and the final repair.
 
 
-def finish(task: Task, state: State, limit: int = 12) -> tuple[State, Tensor]:
-    """Newton steps, kept only where they lower the residual; returns how many were kept ``(B,)`` too."""
-    state = state._replace(residual=optimality(task, state.y, state.dual))
-    steps, running = torch.zeros_like(state.residual, dtype=torch.int64), state.residual > CURVED.target
-    for _ in range(limit):
-        index = running.nonzero().squeeze(-1)
-        if index.numel() == 0:
+NEWTON_STEPS = 12
+"""The most Newton steps after the globally convergent phase."""
+
+
+def polish(task: Task, state: State, limit: int, free: int, saddle: type[Saddle | StiffSaddle]) -> tuple[State, Tensor]:
+    """The best of at most `limit` Newton steps, and which ``(B,)``; a sample stops at the target residual.
+
+    From step `free` on a step must halve the least residual for another to follow; before, it may raise it to change
+    the active set.
+    """
+    best, kept, running = state, torch.zeros_like(state.residual, dtype=torch.int64), state.residual > CURVED.target
+    for number in range(1, limit + 1):
+        if may_look(kept):
+            state = solve_open(state, running, partial(_stepped, task, state, saddle))
+        else:
+            state = _moved(task, state, saddle)
+        better = running & (state.residual < best.residual)
+        running = running & ((state.residual < 0.5 * best.residual) | (number < free))
+        best = State(*(choose(better, new, old) for new, old in zip(state, best, strict=True)))
+        kept, running = torch.where(better, number, kept), running & (best.residual > CURVED.target)
+        if may_look(kept) and not bool(running.any()):
             break
-        moved, better, again = _try_step(task.select(index), take(state, index))
-        state, running = place(state, index, moved), running.index_copy(0, index, again)
-        steps = steps.index_add(0, index, better.to(steps.dtype))
-    return state, steps
+    return best, kept
 
 
-def _try_step(task: Task, state: State) -> tuple[State, Tensor, Tensor]:
-    """One step, kept where it lowers the residual; which samples it helped, and which may need another ``(B,)``."""
-    y, dual = step(task, state, torch.zeros_like(state.penalty))
-    residual = optimality(task, y, dual)
-    better = residual < state.residual
-    keep = better.unsqueeze(-1)
-    y, dual = torch.where(keep, y, state.y), torch.where(keep, dual, state.dual)
-    again = (residual > CURVED.target) & (residual < 0.5 * state.residual)
-    return State(y, dual, state.penalty, torch.where(better, residual, state.residual)), better, again
+def _stepped(task: Task, state: State, saddle: type[Saddle | StiffSaddle], index: Tensor) -> State:
+    """Some samples after a Newton step."""
+    return _moved(task.select(index), take(state, index), saddle)
+
+
+def _moved(task: Task, state: State, saddle: type[Saddle | StiffSaddle]) -> State:
+    """All samples after a Newton step."""
+    y, dual = step(task, state, torch.zeros_like(state.penalty), saddle)
+    return State(y, dual, state.penalty, optimality(task, y, dual))
 
 
 def step(task: Task, state: State, noise: Tensor, saddle: type[Saddle | StiffSaddle] = Saddle) -> tuple[Tensor, Tensor]:
@@ -449,7 +463,7 @@ def settle(raw: Tensor, stack: Stack, guess: Guess, weight: Tensor, tolerance: f
 def _recall(task: Task, state: State) -> tuple[State, Tensor]:
     """Newton alone where multipliers are known, and its steps ``(B,)``."""
     known = (state.dual != 0).any(-1).nonzero().squeeze(-1)
-    near, steps = finish(task.select(known), take(state, known))
+    near, steps = polish(task.select(known), take(state, known), NEWTON_STEPS, 0, Saddle)
     none = torch.zeros_like(state.residual, dtype=torch.int64)
     return place(state, known, near), none.index_add(0, known, steps)
 
@@ -486,7 +500,9 @@ def _round(task: Task, state: State, accuracy: float) -> tuple[State, Tensor, Te
     """One round of both phases: the state, the steps spent ``(B,)`` and which samples look empty ``(B,)``."""
     found = approach(task, state, accuracy, LAGRANGIAN_STEPS)
     near = (found.state.residual <= accuracy).nonzero().squeeze(-1)  # from further away Newton may diverge
-    polished, steps = finish(task.select(near), take(found.state, near))
+    part, own = task.select(near), take(found.state, near)
+    own = own._replace(residual=optimality(part, own.y, own.dual))
+    polished, steps = polish(part, own, NEWTON_STEPS, 0, Saddle)
     return place(found.state, near, polished), found.spent.index_add(0, near, steps), found.gone
 
 
@@ -514,7 +530,7 @@ def tidy(raw: Tensor, stack: Stack, answer: Answer) -> Answer:
     task, factor = scaled_task(raw, stack, guess, weight / power_above(force).clamp_min(1))
     state, steps = start(task, guess.y / guess.unit, guess.dual * factor), 0
     if may_look(raw):
-        state, steps = finish(task, state)
+        state, steps = polish(task, state, NEWTON_STEPS, 0, Saddle)
     y, iterations = repair(task, state) * guess.unit, answer.iterations + steps
     return answer._replace(y=y, dual=state.dual / factor, unit=guess.unit, iterations=iterations)
 
@@ -1091,26 +1107,11 @@ def follow_and_polish(raw: Tensor, stack: Stack, unit: Tensor, steps: int = BARR
     lost = beyond_reach(task, found.y, found.dual)
     guess, weight = near_y(raw, stack, found.y * unit, found.dual / factor)
     task, factor = scaled_task(raw, stack, guess, weight)
-    state, more = _polish(task, start(task, guess.y / guess.unit, guess.dual * factor))
+    origin = start(task, guess.y / guess.unit, guess.dual * factor)
+    state, more = polish(task, origin, POLISHING_STEPS, FREE, StiffSaddle)
     iterations = found.iterations + more
     y, dual = state.y * guess.unit, state.dual / factor
     return Answer(y, dual, guess.unit, state.residual, iterations, lost & (state.residual > 1e-9))
-
-
-def _polish(task: Task, state: State) -> tuple[State, Tensor]:
-    """The best of some Newton steps, and which ``(B,)``; a step may raise the residual to change the active set."""
-    best, kept, noise = state, torch.zeros_like(state.residual, dtype=torch.int64), torch.zeros_like(state.penalty)
-    running = best.residual > CURVED.target
-    for number in range(1, POLISHING_STEPS + 1):
-        y, dual = step(task, state, noise, StiffSaddle)
-        state = State(y, dual, state.penalty, optimality(task, y, dual))
-        better = running & (state.residual < best.residual)
-        halved = (state.residual < 0.5 * best.residual) | (number < FREE)
-        best = State(*(choose(better, new, old) for new, old in zip(state, best, strict=True)))
-        kept, running = torch.where(better, number, kept), running & halved & (best.residual > CURVED.target)
-        if may_look(kept) and not bool(running.any()):
-            break
-    return best, kept
 
 
 def beyond_reach(task: Task, y: Tensor, dual: Tensor) -> Tensor:
