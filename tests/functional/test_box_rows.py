@@ -175,6 +175,18 @@ def test_a_wide_box_beside_many_rows_has_the_same_answer_without_a_kernel(monkey
     assert bool((y >= 0).all())
 
 
+def test_rows_of_zeros_that_hold_change_no_gradient():
+    raw, A, lower, upper, low, high = box_family("plain", 6, 3, 5)
+    equal = torch.where(torch.arange(3) == 0, lower, upper), upper
+    padded = [torch.cat([part, torch.zeros_like(part[:, :1])], 1) for part in (A, *equal)]
+    grads = []
+    for rows in ((A, *equal), padded):
+        leaf = raw.clone().requires_grad_()
+        y = project_box_rows(leaf, *rows, low, high)
+        grads.append(torch.autograd.grad(y.square().sum(), leaf)[0])
+    torch.testing.assert_close(grads[1], grads[0], rtol=1e-12, atol=1e-12)
+
+
 def test_samples_without_an_answer_have_zero_gradients():
     raw, A, lower, upper, low, high = (part.clone() for part in box_family("plain", 4, 1, 4))
     raw[1, 0] = torch.nan

@@ -124,3 +124,14 @@ def test_onnx_runtime_takes_any_batch(tmp_path):
         torch.testing.assert_close(y, model(x), rtol=0, atol=1e-5)
         assert (y.abs() <= 1).all()
         assert hn.check(model.constraint, y, x).ok
+
+
+def test_the_method_that_auto_takes_is_exported_too():
+    constraint = hn.Relaxed(hn.Affine(Numbers(2, (K, 2)), upper=Numbers(8, (K,)), name="rows")) & hn.Box(
+        [-1.0, -1.0], [1.0, 1.0]
+    )
+    model = hn.HardNet(Numbers(0, (2,)), constraint).eval()
+    x = draw(9, 11)
+    program = torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},)).module()
+    for batch in (x, draw(4, 11, seed=1)):
+        torch.testing.assert_close(program(batch), model(batch), rtol=0, atol=1e-9)

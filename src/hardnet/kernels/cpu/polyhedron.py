@@ -849,7 +849,7 @@ def pull_back(w: Tile, gradient: Tile, place: Tile, side: Tile, A: Tile, begin: 
             held[j] = FREE if place[b, j] == 0.0 else 1
         k, count = 0, 0
         for i in range(m):
-            if side[b, i] != 0.0:
+            if side[b, i] != 0.0 and largest(own[i]) > 0.0:  # a row of zeros says nothing
                 rows[count] = i
                 count += 1
                 k = take_row(i, own, held, work, k, Q, R, z, part, c)

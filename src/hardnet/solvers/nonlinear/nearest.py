@@ -393,8 +393,8 @@ def approach(
     return Nearest(end.y, end.dual, end.settled, end.flat, end.steps)
 
 
-def _attempt(rows: Rows, now: State, plan: Plan, look: bool) -> tuple[State, Tensor]:
-    """The state after one trial of every open sample, and which are to try again, with a correction or shorter.
+def _attempt(rows: Rows, now: State, plan: Plan, look: bool) -> State:
+    """The state after one trial of every open sample; where values may be read, after ever shorter ones.
 
     A `last` step is tiny and need not decrease the merit.
     """
@@ -402,18 +402,20 @@ def _attempt(rows: Rows, now: State, plan: Plan, look: bool) -> tuple[State, Ten
     point = now.y + torch.addcmul(now.shift, now.length.unsqueeze(-1), plan.step)
     traced = rows.trace(point)
     good, shorter = plan.judge(rows.violation(traced.value), point - now.raw, now.length)
-    accepted = now.going & good
-    fresh = not look or bool(accepted.any())
-    there = rows.derive(traced, None if bent is None else lambda *_: plan.dual) if fresh else now.derivatives
-    tried, shift = now.going & ~accepted & (now.length == 1) & ~now.tried, torch.zeros_like(point)
-    if not look or bool(tried.any()):
+    accepted, shift = now.going & good, torch.zeros_like(point)
+    tried = torch.zeros_like(accepted)
+    if look and not bool(accepted.all()):
+        point, accepted = _search(rows, now, plan, point, traced.value, accepted)
+        traced = rows.trace(point)
+    if not look:
+        tried = now.going & ~accepted & (now.length == 1) & ~now.tried
         shift = choose(tried, step_back(rows, now.value, now.jacobian, traced.value, look), shift)
-    length = torch.where(accepted | tried, 1.0, shorter)
-    given_up = length < SHORTEST_SEARCH
+    there = rows.derive(traced, None if bent is None else lambda *_: plan.dual)
+    length = torch.where(accepted | tried, 1.0, torch.zeros_like(shorter) if look else shorter)
+    given_up = now.going & (length < SHORTEST_SEARCH)
     ended = (accepted & plan.last) | (given_up if bent is None else given_up & now.straight)
-    refused = now.going & ~accepted & ~given_up
     pick = chooser(accepted, look)
-    new = now._replace(
+    return now._replace(
         going=now.going & ~ended,
         y=pick(point, now.y),
         value=pick(there.value, now.value),
@@ -427,9 +429,26 @@ def _attempt(rows: Rows, now: State, plan: Plan, look: bool) -> tuple[State, Ten
         straight=given_up | (now.straight & ~accepted),
         settled=torch.where(now.going, accepted & plan.last, now.settled),
         flat=torch.where(now.going, plan.flat, now.flat),
-        steps=now.steps + (now.going & ~refused),
+        steps=now.steps + (now.going & (accepted | given_up)),
     )
-    return new, refused
+
+
+def _search(
+    rows: Rows, now: State, plan: Plan, point: Tensor, there: Tensor, accepted: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The points and which samples have moved, where those refused are corrected once and then take shorter steps."""
+    point, accepted = point.clone(), accepted.clone()
+    todo = (~accepted).nonzero().squeeze(-1)
+    some, y, steps = rows.take(todo), now.y[todo], take(plan, todo)
+    length = torch.ones_like(now.length[todo])
+    trial = y + step_back(some, now.value[todo], now.jacobian[todo], there[todo]) + steps.step
+    while len(todo):
+        good, shorter = steps.judge(some.violation(some.value(trial)), trial - now.raw[todo], length)
+        point[todo], accepted[todo] = choose(good, trial, y), good
+        left = (~good & (shorter >= SHORTEST_SEARCH)).nonzero().squeeze(-1)
+        todo, some, y, steps, length = todo[left], some.take(left), y[left], take(steps, left), shorter[left]
+        trial = torch.addcmul(y, length.unsqueeze(-1), steps.step)
+    return point, accepted
 
 
 # ``[W C'; C 0] (p, q) = (cotangent, 0)``: the linear system behind the derivative of a nearest point.

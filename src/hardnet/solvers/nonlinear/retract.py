@@ -29,7 +29,7 @@ from hardnet.solvers.nonlinear.rows import (
     size_from,
 )
 from hardnet.solvers.nonlinear.step import StepRows, solve_step
-from hardnet.solvers.solution import choose
+from hardnet.solvers.solution import choose, take
 
 # One step of a retraction: the nearest point of the linearized rows, and the violation predicted after it.
 #
@@ -287,8 +287,8 @@ def retract(
     return found if goal.unit else _settle_stationary(rows, found, goal.tolerance)
 
 
-def _attempt(rows: Rows, now: State, plan: Plan, goal: Goal, look: bool) -> tuple[State, Tensor | None]:
-    """The state after one trial of every open sample, and which are to try a shorter step.
+def _attempt(rows: Rows, now: State, plan: Plan, goal: Goal, look: bool) -> State:
+    """The state after one trial of every open sample; where values may be read, after ever shorter ones.
 
     Accepted trials become the current points, and short ones make rows more elastic.
     """
@@ -315,24 +315,27 @@ def _attempt(rows: Rows, now: State, plan: Plan, goal: Goal, look: bool) -> tupl
             steps=now.steps + 1,
             stationary=stationary,
         )
-        return ended(new, now, goal, look), None
-    accepted = now.going & (accepted | (nudging & traced.value.isfinite().all(-1)))
-    refused, shorter = now.going & ~accepted, plan.shorter(there, now.length)
-    given_up, refused = refused & (shorter < SHORTEST), refused & ~(shorter < SHORTEST)
-    if look and not bool(accepted.any()):
-        at, error = Derivatives(now.value, now.jacobian), now.error
+        return ended(new, now, goal, look)
+    accepted, length = now.going & (accepted | (nudging & traced.value.isfinite().all(-1))), now.length
+    if look:
+        point, length, accepted = _search(rows, now, plan, point, there, accepted)
+        refused, shorter, given_up = torch.zeros_like(accepted), length, ~accepted
+        traced = rows.trace(point)
+        there = rows.violation(traced.value)
     else:
-        at = rows.derive(traced)
-        error = error_of(rows, there, at.jacobian, size_from(point, now.unit))[0]
-    pick, plain = chooser(accepted, look), accepted & ~stationary & full
+        refused, shorter = now.going & ~accepted, plan.shorter(there, length)
+        given_up, refused = refused & (shorter < SHORTEST), refused & ~(shorter < SHORTEST)
+    jacobian = rows.derive(traced).jacobian
+    error = error_of(rows, there, jacobian, size_from(point, now.unit))[0]
+    pick, plain = chooser(accepted, look), accepted & ~stationary & (length == 1)
     stiffer, softer = (now.elastic / 10).clamp_min(ELASTIC), now.elastic * 10
     softer = torch.where(accepted, softer.clamp_max(SOFTEST), softer)
-    short = given_up | (accepted & ~stationary & (now.length <= SHORT))
+    short = given_up | (accepted & ~stationary & (length <= SHORT))
     new = now._replace(
         y=pick(point, now.y),
-        value=pick(at.value, now.value),
+        value=pick(traced.value, now.value),
         violation=pick(there, now.violation),
-        jacobian=pick(at.jacobian, now.jacobian),
+        jacobian=pick(jacobian, now.jacobian),
         error=pick(error, now.error),
         ratio=torch.where(plain, error / now.error, now.ratio),
         elastic=torch.where(short, softer, torch.where(plain, stiffer, now.elastic)),
@@ -341,7 +344,25 @@ def _attempt(rows: Rows, now: State, plan: Plan, goal: Goal, look: bool) -> tupl
         steps=now.steps + (now.going & ~refused),
         stationary=torch.where(now.going, stationary, now.stationary),
     )
-    return ended(new, now, goal, look), refused
+    return ended(new, now, goal, look)
+
+
+def _search(
+    rows: Rows, now: State, plan: Plan, point: Tensor, there: Tensor, accepted: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The points, the lengths, and which samples have moved, after ever shorter steps of those that were refused."""
+    point, length, accepted = point.clone(), now.length.clone(), accepted.clone()
+    todo = (~accepted).nonzero().squeeze(-1)
+    y, steps, there, size = now.y[todo], take(plan, todo), there[todo], length[todo]
+    while len(todo):
+        size = steps.shorter(there, size)
+        trial, some = torch.addcmul(y, size.unsqueeze(-1), steps.step), rows.take(todo)
+        there = some.violation(some.value(trial))
+        good = steps.accepts(there, size) & (size >= SHORTEST)
+        point[todo], length[todo], accepted[todo] = choose(good, trial, y), size, good
+        left = (~good & (size >= SHORTEST)).nonzero().squeeze(-1)
+        todo, y, steps, there, size = todo[left], y[left], take(steps, left), there[left], size[left]
+    return point, length, accepted
 
 
 def _settle_stationary(rows: Rows, result: Retracted, tolerance: float) -> Retracted:

@@ -408,7 +408,7 @@ def run(
     rows: Rows,
     state: Any,
     plan: Callable[[Rows, Any], Any],
-    attempt: Callable[[Rows, Any, Any], tuple[Any, Tensor | None]],
+    attempt: Callable[[Rows, Any, Any], Any],
     passes: int,
     pace: Pace,
 ) -> Any:
@@ -418,8 +418,8 @@ def run(
         rows: The rows of the batch.
         state: A NamedTuple of tensors whose first dimension is the batch.
         plan: The steps of a pass: ``(rows, state) -> record``.
-        attempt: One trial of them, and which samples it refuses, None for none: ``(rows, state, steps) ->
-            (state, (b,))``. Closed samples are left unchanged.
+        attempt: One trial of them, or several where reading values is free: ``(rows, state, steps) -> state``. Closed
+            samples are left unchanged.
         passes: The maximum number of passes.
         pace: When values may be read.
     """
@@ -432,12 +432,7 @@ def run(
             if len(going) < len(index) and (pace.free or len(going) <= WORTH * len(index)):
                 whole = state if whole is None else place(whole, index, state)
                 rows, index, state = rows.take(going), index[going], take(state, going)
-        steps = plan(rows, state)
-        state, refused = attempt(rows, state, steps)
-        while pace.free and refused is not None and len(todo := refused.nonzero().squeeze(-1)):
-            part, again = attempt(rows.take(todo), take(state, todo), take(steps, todo))
-            state, none = place(state, todo, part), torch.zeros_like(refused)
-            refused = None if again is None else none.index_copy(0, todo, again)
+        state = attempt(rows, state, plan(rows, state))
     return state if whole is None else place(whole, index, state)
 
 
