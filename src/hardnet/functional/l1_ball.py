@@ -414,7 +414,7 @@ def _search_curved(raw: Tensor, region: Region) -> tuple[Tensor, Solution]:
     head, box = found.dual.split([found.dual.shape[-1] - n, n], -1)
     unpriced = torch.zeros_like(raw[:, :1]).expand(-1, sum(block.rows for block in region.blocks))
     found = found._replace(dual=torch.cat([head, unpriced, box], -1))
-    inside = [(block.excess(found.y) <= 0).all(-1) for block in region.blocks]  # pyright: ignore[reportAttributeAccessIssue]
+    inside = [(block.excess(found.y) <= 0).all(-1) for block in region.blocks]
     good = valid(region.blocks)
     there = good & torch.stack(inside, -1).all(-1) & _answered(found.status)
     left = ~there & (found.status != int(Status.INFEASIBLE)) & (found.status != int(Status.INVALID))
