@@ -82,10 +82,13 @@ def one_sample(case: Round, draw: Draw) -> tuple[Tensor, Any, Tensor]:
 
 
 def left(G: Tensor, direction: Tensor) -> float:
-    """The distance of a unit vector to the cone of the rows of G."""
+    """The distance of a unit vector to the cone of the rows of G, beside what weights of their size round to."""
     from scipy.optimize import nnls
 
-    return nnls(G.mT.numpy(), direction.numpy())[1] if len(G) else 1.0
+    if not len(G):
+        return 1.0
+    weights, off = nnls(G.mT.numpy(), direction.numpy())
+    return max(0.0, off - 16 * torch.finfo(torch.float64).eps * float(weights.sum()))
 
 
 def outward(part: hn.sets.ConstraintSet, x: Any, y: Tensor, case: Round, distance: float) -> Tensor:

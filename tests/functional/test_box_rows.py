@@ -19,6 +19,7 @@ from hardnet.functional import project_affine, project_box_rows, rounding_bound,
 from hardnet.kernels.cpu import launch
 from hardnet.solvers import Status
 from hardnet.structure import BoxedRows
+from tests.draws import draw
 from tests.solvers.box_families import KINDS, D, box_family, dense_rows
 
 
@@ -272,3 +273,18 @@ def test_the_unit_of_rows_changes_neither_y_nor_its_gradient(k, exponent, compil
         found.append((y.detach(), *torch.autograd.grad((y * weight).sum(), at)))
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=64 * torch.finfo(D).eps)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e6])
+def test_a_row_that_reads_small_outputs_holds_by_these_alone(size):
+    """Beside outputs of another unit that the row does not read: by every program, and as the certificate judges."""
+    n = 8
+    A = torch.zeros(1, n, dtype=torch.float64)
+    A[0, :2] = torch.tensor([-0.3, 0.7])
+    constraint = hn.Box(-torch.inf, torch.full((n,), 2e6, dtype=torch.float64)) & hn.Affine(A, lower=0.1, upper=0.2)
+    raw = draw(64, n, seed=3) * size
+    raw[:, :2] = draw(64, 2, seed=4) * 1e3
+    layer = hn.layers.Projection(constraint)
+    for y in (layer(raw), torch.func.vmap(layer)(raw)):
+        certificate = hn.check(constraint, y)
+        assert certificate.ok, certificate

@@ -54,8 +54,15 @@ def nearest(constraint, raw, x=None):
     return hn.layers.HardNetCvx(constraint, on_infeasible="nan")(raw, x)
 
 
-@pytest.mark.parametrize("kind", ["alone", *BESIDE])
-def test_the_point_is_that_of_all_rows_written_out(kind):
+CURVED = ("ball", "cone", "apex", "curved")
+
+
+@pytest.mark.parametrize(
+    ("kind", "tangents"), [*((kind, False) for kind in ("alone", *BESIDE)), *((kind, True) for kind in CURVED)]
+)
+def test_the_point_is_that_of_all_rows_written_out(kind, tangents, monkeypatch):
+    if tangents:  # as for large sets
+        monkeypatch.setattr("hardnet.functional.l1_ball.SMALL", 0)
     constraint = ball() if kind == "alone" else ball() & BESIDE[kind]()
     raw, x = 2 * draw(SAMPLES, N, seed=1), draw(SAMPLES, N, seed=2)
     y = nearest(constraint, raw, x)

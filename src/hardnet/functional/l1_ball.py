@@ -18,6 +18,7 @@ from hardnet.functional.nearest import project_rows, solve_rows
 from hardnet.functional.quadratic import diagonalize
 from hardnet.functional.samples import refuse, reject
 from hardnet.functional.tangents import by_tangents, smooth
+from hardnet.kernels.limits import MOST_CONIC_NUMBERS
 from hardnet.modes import may_look, outside_compiler, refuse_transforms
 from hardnet.nearest.policy import (
     QUIET,
@@ -180,6 +181,8 @@ def _on_the_face(y: Tensor, numbers: L1, pull: Tensor) -> Tensor:
 # nearer, so that the search ends at the optimality conditions of the whole. The derivative is that of the last piece.
 
 
+SMALL = MOST_CONIC_NUMBERS
+"""Outputs times rows up to which curved sets are solved as they are, without tangents."""
 MOST_TURNS = 100
 """The most times that signs are turned."""
 MOST_STEPS = 60
@@ -410,16 +413,17 @@ def _search(raw: Tensor, region: Region) -> tuple[Tensor, Solution]:
 def _search_curved(raw: Tensor, region: Region) -> tuple[Tensor, Solution]:
     """`_search` from the point without the curved blocks, which is the answer where it satisfies them."""
     signs, found = _search(raw, region._replace(blocks=[]))
-    n = raw.shape[-1]
+    m, n = region.rows.A.shape[-2], raw.shape[-1]
     head, box = found.dual.split([found.dual.shape[-1] - n, n], -1)
     unpriced = torch.zeros_like(raw[:, :1]).expand(-1, sum(block.rows for block in region.blocks))
     found = found._replace(dual=torch.cat([head, unpriced, box], -1))
-    inside = [(block.excess(found.y) <= 0).all(-1) for block in region.blocks]  # pyright: ignore[reportAttributeAccessIssue]
+    inside = [(block.excess(found.y) <= 0).all(-1) for block in region.blocks]
     good = valid(region.blocks)
     there = good & torch.stack(inside, -1).all(-1) & _answered(found.status)
     left = ~there & (found.status != int(Status.INFEASIBLE)) & (found.status != int(Status.INVALID))
     index = (left & good).nonzero().squeeze(-1)
-    if smooth(region.blocks) and index.numel():
+    small = n * (m + n + unpriced.shape[-1]) <= SMALL  # where a step costs more than the whole of a conic solver
+    if smooth(region.blocks) and not small and index.numel():
         turned, part = _cut(raw[index], region.take(index), signs[index], found.y[index])
         signs, found = signs.index_copy(0, index, turned), place(found, index, part)
         left = left.index_copy(0, index, part.status == int(Status.NOT_CONVERGED))

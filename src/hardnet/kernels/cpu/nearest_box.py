@@ -29,7 +29,10 @@ INSIDE = 4.0
 
 @summed
 def sweep_block(p: Tile, a: Tile, low: Tile, high: Tile, step: float, j: int, end: int) -> tuple[float, float, float]:
-    """``p -= a step``; ``a'clamp(p)``, the sum of ``a^2`` over the free coordinates, and the largest ``|clamp(p)|``."""
+    """``p -= a step``; ``a'clamp(p)``, the sum of ``a^2`` over the free coordinates, and the largest ``|clamp(p)|``.
+
+    The largest is that of the coordinates which the row reads: the others do not round it.
+    """
     phi, slope, largest = 0.0, 0.0, 0.0
     for i in range(j, end):
         moved = p[i] - a[i] * step
@@ -37,7 +40,7 @@ def sweep_block(p: Tile, a: Tile, low: Tile, high: Tile, step: float, j: int, en
         y = min(max(moved, low[i]), high[i])
         phi += a[i] * y
         slope += a[i] * a[i] if (moved == y) & (low[i] < high[i]) else 0.0
-        largest = max(largest, abs(y))
+        largest = max(largest, abs(y) if a[i] != 0.0 else 0.0)
     return phi, slope, largest
 
 

@@ -26,6 +26,7 @@ from hardnet.solvers.polyhedron.fixed import repeat
 from hardnet.solvers.polyhedron.projection import project_affine
 from hardnet.solvers.solution import Found, Solution, Status, place, take, verdict
 from hardnet.structure import bound_size
+from hardnet.tolerances import row_size
 
 # A box and a few rows in the form that the solvers share: one flat batch of float64 numbers, with rows of size 1.
 
@@ -77,24 +78,17 @@ class BoxProblem(NamedTuple):
         return times_columnwise(self.A, dual)
 
     def size(self, y: Tensor) -> Tensor:
-        """``|a|_1 |y|_inf + |bounds|``, ``(B, k)``, to which a row's rounding is relative."""
-        weight = self.A.abs().sum(-1)
-        return weight * y.abs().amax(-1, keepdim=True) + bound_size(self.lower, self.upper, weight)
+        """What a row's rounding is relative to, ``(B, k)``: outputs that the row does not read are none of it."""
+        return row_size(self.A, y, self.lower, self.upper, EPS)
 
     def excess(self, product: Tensor) -> Tensor:
         """``A y - clamp(A y, lower, upper)``, ``(B, k)``."""
         return (product - self.upper).clamp_min(0.0) - (self.lower - product).clamp_min(0.0)
 
     def holds(self, y: Tensor, rounding: float) -> Tensor:
-        """Whether every row is within `POLYHEDRON.verified` roundings of its size at y, ``(B,)``; false for NaN.
-
-        Where both bounds of a row are zero, the size is at least one rounding of ``|a|_1``, as in a certificate.
-        """
-        size = self.size(y)
-        floor = torch.where(self.size(torch.zeros_like(y)) > 0, 0.0, rounding * self.A.abs().sum(-1))
-        return (
-            (self.excess(self.times(y)).abs() <= POLYHEDRON.verified * rounding * (size + floor)) & size.isfinite()
-        ).all(-1)
+        """Whether every row is within `POLYHEDRON.verified` roundings of its size at y, ``(B,)``; false for NaN."""
+        size = row_size(self.A, y, self.lower, self.upper, rounding)
+        return ((self.excess(self.times(y)).abs() <= POLYHEDRON.verified * rounding * size) & size.isfinite()).all(-1)
 
 
 # Checks for a box and a few rows: whether a point is inside, whether it is optimal, whether the set is empty.
