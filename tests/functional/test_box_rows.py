@@ -152,7 +152,7 @@ def test_errors_and_policies():
     mapped = torch.vmap(lambda *args: project_box_rows(*args))(raw, A, *shifted, low, high)
     assert torch.equal(mapped.isnan(), y.isnan())
     with pytest.raises(OptionError, match="on_infeasible"):
-        torch.vmap(lambda raw: project_box_rows(raw, A[0], lower[0], on_infeasible="raise"))(raw)
+        torch.vmap(lambda raw: project_box_rows(raw, A[0], lower[0], None, low[0], on_infeasible="raise"))(raw)
     with pytest.raises(OptionError, match="gradient"):
         project_box_rows(raw, A, lower, gradient="other")
     with pytest.raises(BoundsError, match="box_lower"):
