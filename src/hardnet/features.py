@@ -39,13 +39,17 @@ def features(constraint: ConstraintSet, x: Any, at: Tensor | float | Callable[[A
         ``(*batch, count)``; the count is the same for every x.
     """
     point = _point(constraint, x, at)
-    numbers, pieces = constraint.numbers(x, point), constraint.pieces
-    origin = point.detach().new_zeros(point.shape[-1])
-    found = []
-    for piece, its in zip(pieces, numbers if len(pieces) > 1 else (numbers,), strict=True):
-        known = [part.fixed_matrix(origin) for part in piece.parts]
-        parts = zip(piece.region_of(its, point).parts, known, strict=True)
-        found += [_of_part(part.data, point, part.kind is not Kind.ROWS or A is None) for part, A in parts]
+    like, found = point.detach().new_zeros(point.shape[-1]), []
+    parts = [
+        (own, part)
+        for piece in constraint.pieces
+        for own, part in zip(piece.parts, piece.region(x, point).parts, strict=True)
+    ]
+    for own, part in parts:
+        if isinstance(part.data, (Own, SparseNumbers)):
+            expected = "affine rows or a curved set with a block"
+            raise UnsupportedSetError(sentence("constraint", expected, type(own).__name__))
+        found.append(_of_part(part.data, point, part.kind is not Kind.ROWS or own.fixed_matrix(like) is None))
     return join(found).expand(*point.shape[:-1], -1)
 
 
@@ -66,9 +70,6 @@ def _of_part(data: Any, point: Tensor, moves: bool) -> Tensor:
     """The features of a part of the region."""
     if isinstance(data, BoxedRows):
         return _of_rows(data, point, moves)
-    if isinstance(data, (Own, SparseNumbers)):
-        expected = "affine rows or a curved set with a block"
-        raise UnsupportedSetError(sentence("constraint", expected, type(data).__name__))
     excess, slope = linearized(data.excess, point)
     size = _divisor(slope)
     return join([slope / size, _near(-excess / size)])

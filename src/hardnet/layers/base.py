@@ -220,10 +220,10 @@ def active_rows(constraint: ConstraintSet, y: Tensor, x: Any) -> dict[str, Tenso
     """The affine rows of C(x) whose bound y ``(*batch, n)`` reaches or passes, by name; see `Layer.active`."""
     region, exact = constraint.region(input_of_set(x, y), widen(y)), y.double()
     reached: list[Tensor] = []
-    for part in region.parts:
+    for own, part in zip(constraint.parts, region.parts, strict=True):
         if not isinstance(part.data, BoxedRows):
             expected, remedy = "a set of dense affine rows", "layer.solve(raw, x).dual has the multipliers of every row"
-            raise UnsupportedSetError(sentence("active", expected, type(part.data).__name__, remedy))
+            raise UnsupportedSetError(sentence("active", expected, own.label, remedy))
         rows = part.data.stacked()
         value = times(rows.A.double(), exact)
         near = ROUNDINGS * torch.finfo(y.dtype).eps * (part.own or rows).scale(widen(y)).double()
