@@ -19,6 +19,6 @@ def test_a_kernel_is_compiled_for_what_it_is_launched_with(monkeypatch):
     assert len(found) == 2 * 2 * 3 * (3 + 4)
     each, shared = (machine_code(*found[f"closed form forward, 1x2, torch.float32, {A}, bounds (2, 2)"])
                     for A in ("A(x)", "shared A"))  # fmt: skip
-    assert ".entry forward" in each
+    assert ".entry few_forward" in each
     assert "ld.global.v2.b32" in each  # aligned: both numbers of a row at once
     assert each != shared

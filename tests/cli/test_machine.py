@@ -38,8 +38,8 @@ def test_warmup_compiles_every_kernel_once(monkeypatch, capsys):
     monkeypatch.setattr(warming, "KERNELS", {"pooling": ("float64",)})
     code, out, _ = call(monkeypatch, capsys, "warmup", "--json")
     assert code == 0
-    assert list(json.loads(out)) == ["definite, float64"]
-    assert hn.warmup(quiet=True) == {"definite, float64": 0.0}
+    assert list(json.loads(out)) == ["pooling, float64"]
+    assert hn.warmup(quiet=True) == {"pooling, float64": 0.0}
     monkeypatch.setattr(warming, "HAS_NUMBA", False)
     code, out, _ = call(monkeypatch, capsys, "warmup")
     assert (code, "numba is not installed" in out) == (0, True)
@@ -62,5 +62,5 @@ def test_a_kernel_that_cannot_be_compiled_ahead_is_named(monkeypatch):
     monkeypatch.setattr(warming, "KERNELS", {"pooling": ("float64",)})
     monkeypatch.setattr(warming, "cached", lambda key: ())
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
-    with pytest.raises(hn.errors.HardNetError, match="definite, float64: could not be compiled"):
+    with pytest.raises(hn.errors.HardNetError, match="pooling, float64: could not be compiled"):
         hn.warmup(quiet=True)
