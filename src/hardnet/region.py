@@ -8,7 +8,8 @@ A part of a region is one of
     an L1 ball                                                                `L1`
     anything else: functions of y, a program, a projection of its own         `Own`
 
-and each has ``residual(y)`` and ``scale(y)``: how far y misses every row, and what rounding of it is relative to.
+and each has a residual (`residual_of`) and ``scale(y)``: how far y misses every row, and what rounding of it is relative
+to.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -189,6 +190,11 @@ class Region:
         general, box = self.places(like)
         bounds = [dual[..., list(own)] for own in zip(*box, strict=True)]
         return torch.cat([dual[..., general], torch.stack(bounds).sum(0)], dim=-1) if bounds else dual[..., general]
+
+
+def residual_of(data: Any, y: Tensor) -> Tensor:
+    """How far y misses every row of a part, ``(*batch, rows)``: of a block the positive part of its excess."""
+    return data.excess(y).clamp_min(0) if isinstance(data, get_args(Block)) else data.residual(y)
 
 
 def count_of(data: Data, like: Tensor) -> int:

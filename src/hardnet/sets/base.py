@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import warnings
 from importlib import import_module
-from typing import Any, ClassVar, NamedTuple, get_args
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from hardnet.errors import CROSSED, DTypeError, ShapeError, UnsupportedSetError, sentence
-from hardnet.region import Data, Kind, Own, Part, Region, count_of
+from hardnet.region import Data, Kind, Own, Part, Region, count_of, residual_of
 from hardnet.sets.arguments import Arguments, Name, Number, Unknown, UnknownError
 from hardnet.shapes import joint_batch
-from hardnet.solvers.conic.blocks import Block
 from hardnet.structure import BoxedRows, join_rows
 
 __all__ = ["AffineRows", "ConstraintSet", "Name", "Number"]
@@ -157,8 +156,7 @@ class ConstraintSet(Arguments):
 
     def residual(self, numbers: Any, y: Tensor) -> Tensor:
         """How far y violates each row of `numbers`: ``(*batch, rows)``, zero where the row holds."""
-        data: Any = self.data(numbers, y)  # a curved block says how far y is inside, too
-        return data.excess(y).clamp_min(0) if isinstance(data, get_args(Block)) else data.residual(y)
+        return residual_of(self.data(numbers, y), y)
 
     def scale(self, numbers: Any, y: Tensor) -> Tensor:
         """The size of the terms that each row adds up at y: ``(*batch, rows)``; rounding is relative to it."""

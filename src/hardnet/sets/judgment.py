@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hardnet.products import times
-from hardnet.region import Own, Part, Region, SparseNumbers
+from hardnet.region import Own, Part, Region, SparseNumbers, residual_of
 from hardnet.sets.arguments import map_numbers, number_leaves, to_double
 from hardnet.solvers.algebra.compensated import (
     UNIT,
@@ -594,7 +594,7 @@ def judge_curved(data: Any, y: Tensor, tolerance: Tolerance) -> Curved:
     if isinstance(cleaned, SparseNumbers):
         found = judge_sparse(cleaned, finite, allowed)
     else:
-        found = Excess(cleaned.residual(finite), 4 * (width + 8) * (UNIT * scale + UNDERFLOW))
+        found = Excess(residual_of(cleaned, finite), 4 * (width + 8) * (UNIT * scale + UNDERFLOW))
     violation = torch.where(sound.unsqueeze(-1), found.value, not_finite(given))
     return Curved(violation, allowed.expand_as(violation), found.rounding.expand_as(violation))
 
