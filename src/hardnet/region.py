@@ -8,7 +8,7 @@ A part of a region is one of
     an L1 ball                                                                `L1`
     anything else: functions of y, a program, a projection of its own         `Own`
 
-and each has a residual (`residual_of`), how far y misses every row, and ``scale(y)``, what rounding of it is relative to.
+and each has a residual (`residual_of`), how far y misses every row, and ``scale(y)``, what rounding is relative to.
 """
 
 from __future__ import annotations
