@@ -34,7 +34,7 @@ def test_the_library_writes_files_through_this_module_alone():
             name = getattr(node.func, "attr", getattr(node.func, "id", "")) if isinstance(node, ast.Call) else ""
             stream = name == "savefig" and ast.unparse(node.args[0]) == "stream"
             reads = name == "open" and [ast.unparse(given) for given in node.args] == ["'rb'"]
-            if reads:
+            if reads or "os.devnull" in ast.unparse(node):
                 continue
             if name in ("write_text", "write_bytes", "savefig", "save_file", "open", "dump") and not stream:
                 found.append(f"{path.relative_to(source)}:{node.lineno} {ast.unparse(node)}")

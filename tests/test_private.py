@@ -14,7 +14,9 @@ import hardnet
 SOURCES = Path(hardnet.__file__).parent
 PRIVATE = {
     "numba.core.caching.FunctionCache": "numba 0.68",
+    "numba.core.codegen.CPUCodeLibrary._finalize_final_module": "numba 0.68",
     "numba.core.codegen.CPUCodeLibrary._optimize_final_module": "numba 0.68",
+    "numba.core.codegen.JITCPUCodegen": "numba 0.68",
     "numba.core.compiler.Compiler": "numba 0.68",
     "numba.core.compiler_lock.global_compiler_lock": "numba 0.68",
     "torch._C._autograd._top_saved_tensors_default_hooks": "torch 2.13; said to be there from 2.8 on",

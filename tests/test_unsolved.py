@@ -14,7 +14,7 @@ import torch
 
 import hardnet as hn
 from hardnet.functional import nearest
-from hardnet.layers import projection
+from hardnet.layers import nearest as dispatch
 from hardnet.solvers import Status
 from hardnet.solvers.polyhedron import box_rows, fixed
 
@@ -54,7 +54,7 @@ def unsolved(monkeypatch):
     monkeypatch.setattr(nearest, "_in_box", lambda rows: spoil(inside(rows), rows.raw))
     monkeypatch.setattr(box_rows, "solve", lambda raw, *flat, **given: spoil(traced(raw, *flat, **given), raw))
     monkeypatch.setattr(nearest, "fixed_program", few_rows)
-    monkeypatch.setattr(projection, "_by_faces", lambda *_: None)  # a program that leaves no sample unsolved
+    monkeypatch.setattr(dispatch, "_by_faces", lambda *_: None)  # a program that leaves no sample unsolved
 
 
 class Family(NamedTuple):

@@ -41,7 +41,7 @@ __all__ = ["Feasible"]
 
 THIN = 1e-8
 """A set whose center has at most this slack, relative to its size, counts as having no interior."""
-RANK = 1e-12
+FLAT = 1e-12
 """Singular values of unit equality rows below this count as zero, and rows that vary less along aff C(x) as constant.
 """
 CENTER_STEPS = 400
@@ -272,7 +272,7 @@ class _Pieces(NamedTuple):
         basis = _basis(C)
         b = torch.cat(torch.broadcast_tensors(upper, -lower), dim=-1)
         A = torch.cat([A, -A], dim=-2)
-        cuts = torch.linalg.vector_norm((A @ basis).detach(), dim=-1) > RANK
+        cuts = torch.linalg.vector_norm((A @ basis).detach(), dim=-1) > FLAT
         b = torch.where(cuts, b, torch.inf)
         kept = b.isfinite().flatten(0, -2).any(0) if b.dim() > 1 else b.isfinite()
         cones = [block.cone() if isinstance(block, Balls) else block for block in region.curved()]
@@ -284,7 +284,7 @@ class _Pieces(NamedTuple):
         """The nearest point of aff C(x): what y has lost by rounding comes back."""
         if not self.C.shape[-2]:
             return y
-        return y - times(torch.linalg.pinv(self.C, rtol=RANK), times(self.C, y) - self.d)
+        return y - times(torch.linalg.pinv(self.C, rtol=FLAT), times(self.C, y) - self.d)
 
     def slack(self, y: Tensor) -> Tensor:
         """The slack of each piece at y ``(*batch, rows)``: positive strictly inside."""
@@ -367,13 +367,13 @@ def _basis(C: Tensor) -> Tensor:
     eye = torch.eye(n, dtype=C.dtype, device=C.device)
     if not C.shape[-2]:
         return eye
-    rank = (torch.linalg.svdvals(C.detach()) > RANK * C.shape[-2]).sum(-1)
+    rank = (torch.linalg.svdvals(C.detach()) > FLAT * C.shape[-2]).sum(-1)
     least, most = int(rank.min()), int(rank.max())
     if least != most or most == n:
         got = "equalities that leave a single point" if least == most else f"{least} to {most} independent equalities"
         raise UnsupportedSetError(sentence("constraint", "the same dimension of C(x), at least 1, at every x", got))
     frame = torch.cos(torch.arange(1, n * (n - most) + 1, dtype=C.dtype, device=C.device).square())
-    along = (eye - torch.linalg.pinv(C, rtol=RANK) @ C) @ frame.reshape(n, n - most)
+    along = (eye - torch.linalg.pinv(C, rtol=FLAT) @ C) @ frame.reshape(n, n - most)
     Q, R = torch.linalg.qr(along)
     return Q * R.diagonal(dim1=-2, dim2=-1).sign().detach().unsqueeze(-2)
 

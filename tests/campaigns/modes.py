@@ -150,7 +150,7 @@ def session_of(program: Any, names: list[str]) -> Any:
 
     def run(raw: Tensor, x: Any) -> Tensor:
         given = [raw, *(x[name] for name in names)]
-        answer = session.run(None, {own: part.numpy() for own, part in zip(takes, given, strict=True)})
+        answer = session.run(None, {own: part.detach().numpy() for own, part in zip(takes, given, strict=True)})
         return torch.from_numpy(answer[0])
 
     return run

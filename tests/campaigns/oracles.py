@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 import hardnet as hn
+from hardnet.region import Kind
 from tests.campaigns.drawing import Draw, Round
 from tests.solvers.oracles import nearest_point
 
@@ -162,7 +163,7 @@ def by_slack(case: Round, draw: Draw) -> int:
     """
     raw, x, y = one_sample(case, draw)
     parts = case.layer.constraint.parts
-    hard, soft = ([part for part in parts if part.relaxed == kind] for kind in (False, True))
+    hard, soft = ([part for part in parts if (Kind.SOFT in part.kinds) == kind] for kind in (False, True))
     eps, distance = torch.finfo(case.raw.dtype).eps, float((raw - y).norm())
     G = torch.cat([outward(part, x, y, case, distance) for part in hard])
     for part in sorted(soft, key=lambda part: part.priority or 1):

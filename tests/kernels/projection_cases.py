@@ -68,7 +68,8 @@ def compare_promises(device):
     for sample in (0, 6, 8):
         one = slice(sample, sample + 1)
         alone, _ = answer(raw[one], A[one].clone(), lower[one], upper[one])
-        assert all(mine.equal(ours[one]) for mine, ours in zip(alone, found, strict=True))
+        parts = [(mine, ours) for mine, ours in zip(alone, found, strict=True) if mine is not None]
+        assert all(mine.equal(ours[one]) for mine, ours in parts)
 
 
 def compare_shared(device):

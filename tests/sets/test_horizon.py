@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import hardnet as hn
+from hardnet.layers import nearest as dispatch
 from hardnet.testing import check_layer, check_set
 from tests.draws import F64, draw, draw_uniform, tensor
 
@@ -160,14 +161,14 @@ def test_names_features_units_and_files(tmp_path):
 def test_a_sample_that_compiled_code_leaves_is_solved_by_its_rows(monkeypatch):
     raw, x = data()
     layer = hn.layers.Projection(SETS["all"](), metric=0.5 + draw_uniform(N, seed=6))
-    expected, by_bands = layer(raw, x), hn.Horizon.by_bands
+    expected, by_bands = layer(raw, x), dispatch.project_bands
 
     def left(*arguments):
         y, solved = by_bands(*arguments)
-        solved = solved & (torch.arange(SAMPLES) % 3 > 0)
+        solved = solved & (torch.arange(SAMPLES) % 3 > 0).unsqueeze(-1)
         return y + torch.where(solved, 0.0, 9.0).unsqueeze(-1), solved
 
-    monkeypatch.setattr(hn.Horizon, "by_bands", left)
+    monkeypatch.setattr(dispatch, "project_bands", left)
     torch.testing.assert_close(layer(raw.requires_grad_(), x), expected, rtol=0, atol=1e-12)
 
 
@@ -175,5 +176,6 @@ def test_so_is_one_sample_without_a_batch(monkeypatch):
     raw, x = data()
     layer = hn.layers.Projection(SETS["all"]())
     expected = layer(raw[0], x[0])
-    monkeypatch.setattr(hn.Horizon, "by_bands", lambda own, numbers, raw, weights: (raw, torch.tensor(False)))
+    unsolved = lambda raw, *_: (raw, torch.zeros(raw.shape[:-1], dtype=torch.bool))
+    monkeypatch.setattr(dispatch, "project_bands", unsolved)
     torch.testing.assert_close(layer(raw[0], x[0]), expected, rtol=0, atol=1e-12)

@@ -23,7 +23,7 @@ from hardnet.structure import BoxedRows
 
 STEPS = "entropic points, whose steps end by a look at their values"
 """What a transform is refused for."""
-MOST_STEPS = 200
+MOST_NEWTON_STEPS = 200
 """The most Newton steps."""
 HOLDS = 64
 """Roundings, relative to the terms of a row, by which the sums of a solved sample may be off."""
@@ -149,10 +149,10 @@ def _solved(raw: Tensor, A: Tensor, b: Tensor, batch: torch.Size) -> tuple[Tenso
 def _newton(raw: Tensor, A: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """``log y``, which samples are solved, and their steps, by compiled code where there is some."""
     if not (HAS_NUMBA and raw.is_cpu and raw.numel() and plain(raw, A, b)):
-        return solve_entropic(raw, A, b, MOST_STEPS)
+        return solve_entropic(raw, A, b, MOST_NEWTON_STEPS)
     score, ended = torch.empty_like(raw), raw.new_empty(len(raw), 2)
     shape = torch.Size((len(raw), *A.shape[1:]))
-    launch(_kernel(0), [score, ended], [raw, A, raw.new_tensor([MOST_STEPS])], (b,), shape, len(A))
+    launch(_kernel(0), [score, ended], [raw, A, raw.new_tensor([MOST_NEWTON_STEPS])], (b,), shape, len(A))
     return score, ended[:, 0] > 0, ended[:, 1].long()
 
 

@@ -26,7 +26,7 @@ SHARE, KEPT = 0.7, 0.7
 """rho over the measured curvature, and the part of an earlier measurement that a later one keeps."""
 TARGET = 1e-11
 """How far a step may move y, times one and the curvature on both sides, relative to the largest output."""
-ROUNDINGS = 8
+KEPT_ROUNDINGS = 8
 """Roundings, relative to its terms, by which a block may miss its bound."""
 
 Cut = Callable[[Tensor, BoxedRows, Tensor], tuple[Tensor, Solution]]
@@ -95,7 +95,7 @@ def _taken(block: Block, index: Tensor, count: int) -> Any:
 
 def _holds(block: Any, y: Tensor) -> Tensor:
     """Whether a block holds to rounding, ``(B,)``."""
-    return (block.excess(y) <= ROUNDINGS * torch.finfo(y.dtype).eps * block.scale(y)).squeeze(-1)
+    return (block.excess(y) <= KEPT_ROUNDINGS * torch.finfo(y.dtype).eps * block.scale(y)).squeeze(-1)
 
 
 def _multipliers(block: Any, y: Tensor, price: Tensor) -> Tensor:

@@ -150,6 +150,7 @@ class Projection(Layer):
             self._require_entropic()
         euclidean = given.metric is None or self.entropic
         self.metric: Metric | None = None if euclidean else Metric(given.metric, constraint.dim)
+        self.kept = Kept()  # until there are constants to factorize
         self.refresh()
 
     @property

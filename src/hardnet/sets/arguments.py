@@ -120,6 +120,16 @@ class Unknown:
     def __init__(self, learned: bool) -> None:
         self.learned = learned
 
+    def __getattr__(self, name: str) -> Any:
+        """Whatever else is asked of an input only a real one knows."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise UnknownError
+
+    def __getitem__(self, key: Any) -> Any:
+        """The same for its entries."""
+        raise UnknownError
+
     def value(self, core: Core, kept: Tensor | None, sizes: dict[str, int], like: Tensor) -> Tensor:
         """The argument of this core; `kept` where it is learned."""
         if kept is not None and self.learned and kept.dim() == len(core) == 2:

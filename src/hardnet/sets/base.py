@@ -202,7 +202,7 @@ class ConstraintSet(Arguments):
             return None if A is None else BoxedRows(A, *(self.fixed_bounds(like) or (None, None)))
         try:
             data = self.data(self.numbers(Unknown(learned), like), like)
-        except UnknownError:
+        except (UnknownError, TypeError):  # numbers that are computed from x itself
             return None
         return None if not isinstance(data, BoxedRows) else data.stacked()
 

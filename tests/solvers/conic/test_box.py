@@ -55,5 +55,5 @@ def test_rows_that_are_one_coordinate_hold_exactly_too(sign):
 def test_a_raw_output_one_rounding_outside_is_clamped():
     both = Box(LOWER, UPPER) & Ball(torch.zeros(N, dtype=D), 5.0)
     raw = UPPER.nextafter(torch.tensor(torch.inf, dtype=D)).unsqueeze(0)
-    blocks = both.blocks(both.numbers(None, raw), raw)
+    blocks = both.region(None, raw).blocks(raw)
     assert torch.equal(project_intersection(raw, blocks), UPPER.unsqueeze(0))

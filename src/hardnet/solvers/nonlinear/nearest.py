@@ -50,7 +50,7 @@ SEARCH_CUT = 0.1
 """Least fraction of a rejected step length toward the nearest point that is tried next."""
 SHORTEST_SEARCH = 2.0**-12
 """Length below which such a step is given up."""
-FAR = 0.3
+FAR_STEP = 0.3
 """Largest relative violation that such a step may lead to, however near to raw: beyond it the solver might not return
 to the set."""
 DENSE = 40
@@ -276,7 +276,7 @@ class Plan(NamedTuple):
         """Whether a step with these violations ``(b, m)``, ``y - raw`` and length is accepted; the next length."""
         reached = merit(violation, away, self.weight)
         good = reached <= self.current + SUFFICIENT * length * self.slope + self.noise
-        good = good & ((violation / self.scale).amax(-1) <= FAR)
+        good = good & ((violation / self.scale).amax(-1) <= FAR_STEP)
         excess = 2 * (reached - self.current - length * self.slope)
         shorter = torch.where(excess > 0, -self.slope * length.square() / excess, 0.5 * length)
         return good, torch.minimum(torch.maximum(shorter, SEARCH_CUT * length), 0.5 * length)

@@ -408,7 +408,7 @@ def _reach(state: _State, move: _State, part: float) -> Tensor:
     return (part / fastest.clamp_min(part)).unsqueeze(-1)
 
 
-NEWTON_STEPS = 8
+DUAL_STEPS = 8
 """Newton steps after the first multipliers: two or three are enough unless coordinates are at their bounds."""
 NEWTON_STEPS_IN_GRAPHS = 3
 """The same in compiled code, and for one row in exported code, where each step is part of the graph."""
@@ -452,7 +452,7 @@ def project_box_rows(
 
 def steps(k: int) -> int:
     """How many steps every sample takes; sorting the breakpoints of one row is not counted."""
-    return NEWTON_STEPS if k == 1 else NEWTON_STEPS + INTERIOR_STEPS
+    return DUAL_STEPS if k == 1 else DUAL_STEPS + INTERIOR_STEPS
 
 
 def solve(
@@ -559,7 +559,7 @@ def _newton(problem: BoxProblem, dual: Tensor, mode: str) -> _Point:
         for _ in range(NEWTON_STEPS_IN_GRAPHS):
             found = step(*found)
         return found
-    return _Point(*repeat(step, found, NEWTON_STEPS, exported=mode == "export"))
+    return _Point(*repeat(step, found, DUAL_STEPS, exported=mode == "export"))
 
 
 def _newton_step(problem: BoxProblem, found: _Point) -> _Point:
