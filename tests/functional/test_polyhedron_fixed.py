@@ -158,7 +158,9 @@ def test_onnx_runs_it_without_custom_operators(tmp_path):
 
 def test_a_compromise_is_refused_in_a_fixed_program():
     with pytest.raises(UnsupportedSetError, match="no compromise in a fixed program"):
-        torch.func.vmap(lambda raw: project_affine(raw, torch.eye(2, dtype=F64), on_infeasible="nearest"))(draw(3, 2))
+        torch.func.vmap(lambda raw: project_affine(raw, torch.eye(2, dtype=F64), upper=0.1, on_infeasible="nearest"))(
+            draw(3, 2)
+        )
 
 
 @pytest.mark.parametrize(("n", "m"), [(4, 1), (4, 6), (12, 5)])

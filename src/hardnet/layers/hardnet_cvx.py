@@ -63,6 +63,7 @@ class HardNetCvx(Layer):
         if self.options.strict and not constraint.polyhedral:
             expected = "False for a set with curved or relaxed rows"
             raise OptionError(sentence("strict", expected, True, "only affine rows can hold in exact arithmetic"))
+        self.kept = Kept()
         self.refresh()
 
     @classmethod
