@@ -466,7 +466,7 @@ _SHORT = (
 def _pair(epochs: int, batch: int, **options: Any) -> tuple[Recipe, Recipe]:
     """A penalty alone, and the layer with its options, trained alike."""
     settings = {"learning_rate": 1e-3, "schedule": "cosine", "batch_size": batch, "warm_epochs": 0}
-    soft = Recipe("penalty", ("soft",), None, settings, {}, epochs, label="", chosen=_SHORT)
+    soft = Recipe("penalty", ("soft",), None, settings, {}, epochs, label="", chosen="Trained like the layer.")
     layer = replace(soft, name="layer", methods=("projection",), options=options)
     return soft, replace(layer, settings=settings | {"displacement": 0.1}, chosen=_SHORT)
 
