@@ -55,6 +55,7 @@ def test_a_layout_in_memory_changes_neither_y_nor_its_gradient(family, layout):
         if isinstance(plain, str):
             assert other == plain
             continue
+        assert len(plain) == 2 or family in ("exported", "onnx")  # every other answer carries its gradient
         for one, two in zip(plain, other, strict=True):
             torch.testing.assert_close(
                 two, one, rtol=1e-3, atol=1e-3 * float(one.abs().nan_to_num().max()), equal_nan=True

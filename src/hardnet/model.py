@@ -163,7 +163,7 @@ def best_of(
     """``argmin_j objective(layer(raw + spread e_j, x), x)`` over ``e_0 = 0`` and k - 1 Gaussian draws, per sample.
 
     Every candidate is enforced, so y is in C(x) whatever is drawn, and never worse than ``model(x)``. It pays where a
-    program of few free outputs is answered at test time; in many dimensions hardly a draw improves.
+    program of few free outputs is answered at test time.
 
     Args:
         model: A network with its layer.
